@@ -1,0 +1,132 @@
+"""Compile every shipped kernel config for a GPU that is not here, and report what the compiler made of it.
+
+``python -m dsv4_sm120.aot [--arch sm_120] [--op decode]`` prints one JSON object per config. It must run without
+``TRITON_INTERPRET``: under the interpreter kernels are plain Python functions and cannot be compiled.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from .config import ARCHS, SHARED_MEMORY_LIMIT
+
+OPS = ("decode", "indexer", "mhc")
+
+
+@dataclass(frozen=True)
+class AotCase:
+    """One kernel with one launch configuration.
+
+    ``signature`` maps every non-constexpr argument to its Triton type (``"*bf16"``, ``"i32"``, ``"fp32"`` ...);
+    ``constexprs`` holds the others. Pointers, and integers named in ``divisible``, are taken as multiples of 16, as
+    Triton's launcher finds them at run time. ``tensor_cores=False`` is for kernels that do no matrix product.
+    """
+
+    name: str
+    fn: object
+    signature: dict[str, str]
+    constexprs: dict[str, object]
+    num_warps: int = 4
+    num_stages: int = 1
+    divisible: tuple[str, ...] = ()
+    tensor_cores: bool = True
+
+
+@dataclass(frozen=True)
+class AotReport:
+    """What the compiler made of an ``AotCase``: bytes, registers and counts of instructions."""
+
+    name: str
+    arch: str
+    shared: int
+    shared_limit: int
+    mma: int
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    tensor_cores: bool
+    options: dict = field(default_factory=dict)
+
+
+def compile_case(case: AotCase, arch: str) -> AotReport:
+    """Compile ``case`` for ``arch`` ("sm_120" or "sm_90"). Raises Triton's ``CompilationError`` when it cannot be."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = case.fn.arg_names
+    signature = {n: "constexpr" if n in case.constexprs else case.signature[n] for n in names}
+    aligned = [n for n in names if signature[n].startswith("*") or n in case.divisible]
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
+    major, minor = ARCHS[arch]
+    compiled = triton.compile(
+        ASTSource(case.fn, signature, case.constexprs, attrs),
+        target=GPUTarget("cuda", major * 10 + minor, 32),
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+    )
+    usage = _resource_usage(compiled.asm["ptx"], arch)
+    return AotReport(
+        name=case.name,
+        arch=arch,
+        shared=compiled.metadata.shared,
+        shared_limit=SHARED_MEMORY_LIMIT[arch],
+        mma=len(re.findall(r"\b(?:wg)?mma[.\w]*\.(?:sync|mma_async)", compiled.asm["ptx"])),
+        tensor_cores=case.tensor_cores,
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, **case.constexprs},
+        **usage,
+    )
+
+
+def _resource_usage(ptx: str, arch: str) -> dict[str, int]:
+    """Registers and spilled bytes per thread, from the ``ptxas`` that Triton carries."""
+    import triton.backends.nvidia as nvidia
+
+    ptxas = Path(nvidia.__file__).parent / "bin" / ("ptxas-blackwell" if arch == "sm_120" else "ptxas")
+    with tempfile.TemporaryDirectory() as tmp:
+        source = Path(tmp) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [ptxas, "-v", f"--gpu-name={arch.replace('_', '')}a", source, "-o", Path(tmp) / "kernel.cubin"]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, log)
+        return int(found.group(1)) if found else 0
+
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "spill_store_bytes": number(r"(\d+) bytes spill stores"),
+        "spill_load_bytes": number(r"(\d+) bytes spill loads"),
+    }
+
+
+def cases(op: str, arch: str) -> list[AotCase]:
+    """All configs that ``op`` ships for ``arch``."""
+    return list(importlib.import_module(f"dsv4_sm120.ops.{op}").aot_cases(arch))
+
+
+def reports(ops: tuple[str, ...], archs: tuple[str, ...]) -> Iterator[AotReport]:
+    for arch in archs:
+        for op in ops:
+            for case in cases(op, arch):
+                yield compile_case(case, arch)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", action="append", choices=sorted(ARCHS))
+    parser.add_argument("--op", action="append", choices=OPS)
+    args = parser.parse_args(argv)
+    for report in reports(tuple(args.op or OPS), tuple(args.arch or ARCHS)):
+        print(json.dumps(asdict(report)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
