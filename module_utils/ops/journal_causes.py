@@ -1,0 +1,630 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Journal lines of the engine and of systemd, and what they mean: cause, variable to change, next command.
+
+One table. Each row carries a line of the real shape and where that text is made, so that an upgrade of SGLang can be
+checked row by row. A line at error level that no row knows is reported as unknown, never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import typing as t
+from dataclasses import dataclass, replace
+
+FATAL = "fatal"
+WARNING = "warning"
+BENIGN = "benign"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One known kind of line. next_command may hold {unit}; source names the file that prints the text."""
+
+    id: str
+    severity: str
+    pattern: t.Pattern[str]
+    cause: str
+    variable: str
+    next_command: str
+    sample: str
+    source: str
+    # A consequence is printed because something else failed first: it explains less than any other fatal line.
+    consequence: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line and what it means."""
+
+    id: str
+    severity: str
+    cause: str
+    variable: str
+    next_command: str
+    line: str
+    consequence: bool = False
+    count: int = 1
+
+
+def _row(
+    id: str,
+    severity: str,
+    pattern: str,
+    cause: str,
+    variable: str,
+    next_command: str,
+    sample: str,
+    source: str,
+    consequence: bool = False,
+) -> Cause:
+    return Cause(id, severity, re.compile(pattern), cause, variable, next_command, sample, source, consequence)
+
+
+_JOURNAL = "journalctl -u {unit} -n 200 --no-pager"
+_GPU_OWNERS = "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv"
+
+# Order matters only inside one line: the first row that matches it names it. The more telling row stands first.
+CAUSES: tuple[Cause, ...] = (
+    # Memory at start.
+    _row(
+        "graph_capture_failed",
+        FATAL,
+        r"Capture cuda graph failed: ",
+        "capturing the decode CUDA graphs failed, most often for lack of GPU memory beside the KV pool",
+        "sglang_serve_mem_fraction_static or sglang_serve_cuda_graph_max_bs",
+        _JOURNAL,
+        "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.19 GiB. GPU 2 has a total "
+        "capacity of 94.97 GiB of which 706.75 MiB is free.",
+        "srt/model_executor/runner/decode_cuda_graph_runner.py",
+    ),
+    _row(
+        "weights_leave_no_kv",
+        FATAL,
+        r"Loaded weights leave no GPU memory for the KV cache",
+        "the weights take the whole static share of GPU memory; no room is left for the KV pool",
+        "sglang_serve_mem_fraction_static (raise) or sglang_serve_tp_size (raise)",
+        _JOURNAL,
+        "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.45. Raise "
+        "--mem-fraction-static above 0.487 (minimum viable = 1 - available/pre = 0.4867). If using speculative "
+        "decoding, draft weights are now counted.",
+        "srt/mem_cache/kv_cache_configurator.py",
+    ),
+    _row(
+        "kv_pool_empty",
+        FATAL,
+        r"Not enough memory\. Please try to increase --mem-fraction-static",
+        "the KV pool would hold no token with this share of GPU memory",
+        "sglang_serve_mem_fraction_static",
+        _JOURNAL,
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: "
+        "mem_fraction_static=0.6",
+        "srt/model_executor/pool_configurator.py",
+    ),
+    _row(
+        "prefill_out_of_kv",
+        FATAL,
+        r"(Prefill|Decode) out of memory\. Try to lower your batch size",
+        "the KV pool ran out while requests were running",
+        "sglang_serve_max_running_requests or sglang_serve_chunked_prefill_size",
+        _JOURNAL,
+        "[2026-11-30 09:14:02 TP0] Prefill out of memory. Try to lower your batch size.",
+        "srt/mem_cache/allocation.py",
+    ),
+    _row(
+        "gpu_out_of_memory",
+        FATAL,
+        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory",
+        "a GPU has no memory left: another process holds some, or the static share is too large",
+        "sglang_serve_mem_fraction_static",
+        _GPU_OWNERS,
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.06 GiB. GPU 0 has a total capacity of "
+        "94.97 GiB of which 2.11 GiB is free.",
+        "torch/cuda (c10/cuda/CUDACachingAllocator.cpp)",
+    ),
+    _row(
+        "host_out_of_memory",
+        FATAL,
+        r"oom-kill|OOM killer|killed process .*\(out of memory\)|[Oo]ut of memory: Killed process|"
+        r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b",
+        "the host ran out of memory and a process of the unit was killed",
+        "sglang_serve_memory_max, or free memory on the host",
+        "journalctl -k -g 'oom|Out of memory' -n 20 --no-pager",
+        "sglang-unified.service: A process of this unit has been killed by the OOM killer.",
+        "systemd src/core/unit.c, kernel mm/oom_kill.c",
+    ),
+    # Files, ports, rights.
+    _row(
+        "port_in_use",
+        FATAL,
+        r"address already in use|EADDRINUSE|Address already in use|Port is already in use",
+        "another process listens on a port of this unit",
+        "sglang_serve_port",
+        "ss -ltnp",
+        "[2026-11-30 09:02:11] ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30001): "
+        "address already in use",
+        "uvicorn/server.py, srt/server_args.py",
+    ),
+    _row(
+        "model_path_missing",
+        FATAL,
+        r"Can't load the configuration of|does not appear to have a file named config\.json|"
+        r"Repo id must be in the form|Incorrect path_or_model_id|Unrecognized model in |"
+        r"is not a valid model identifier|No such file or directory: '[^']*config\.json'|"
+        r"Cannot find any model weights",
+        "the model directory is missing or holds no model",
+        "model_store_path",
+        "ls -l /var/lib/sglang/models",
+        "OSError: Can't load the configuration of '/var/lib/sglang/models/none'. If you were trying to load it from "
+        "'https://huggingface.co/models', make sure you don't have a local directory with the same name.",
+        "transformers/configuration_utils.py, transformers/utils/hub.py",
+    ),
+    _row(
+        "weights_damaged",
+        FATAL,
+        r"SafetensorError|Error while deserializing header|incomplete metadata, file not fully covered",
+        "a weight file is damaged or was not copied to the end",
+        "model_store_path",
+        "ls -l /var/lib/sglang/models",
+        "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully "
+        "covered",
+        "safetensors",
+    ),
+    _row(
+        "no_space_left",
+        FATAL,
+        r"No space left on device|Errno 28\b",
+        "a file system is full (cache, state or /dev/shm)",
+        "free space on the file system that the line names",
+        "df -h /var/cache/sglang /var/lib/sglang /dev/shm /tmp",
+        "OSError: [Errno 28] No space left on device: '/var/cache/sglang/triton/tmp.pid_8123'",
+        "CPython OSError",
+    ),
+    _row(
+        "no_temporary_directory",
+        FATAL,
+        r"No usable temporary directory found",
+        "the unit has no writable /tmp (ProtectSystem=strict without PrivateTmp=yes)",
+        "the unit's PrivateTmp=",
+        "systemctl cat {unit}",
+        "FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp', '/usr/tmp', '/']",
+        "CPython tempfile.py",
+    ),
+    _row(
+        "permission_denied",
+        FATAL,
+        r"Permission denied|Errno 13\b|Operation not permitted: '",
+        "the service user may not read or write what the line names",
+        "owner and mode of the path in the line",
+        "namei -l PATH",
+        "PermissionError: [Errno 13] Permission denied: '/var/lib/sglang/models/model/config.json'",
+        "CPython OSError",
+    ),
+    _row(
+        "exec_failed",
+        FATAL,
+        r"Failed at step \w+ spawning|Failed to execute .*: No such file or directory|"
+        r"status=203/EXEC|cannot execute: required file not found",
+        "systemd could not start the unit's command: missing file, wrong interpreter or not executable",
+        "sglang_venv release (is /opt/sglang/current complete?)",
+        "systemctl cat {unit}",
+        "sglang-unified.service: Failed at step EXEC spawning /etc/sglang/sglang-unified.sh: No such file or directory",
+        "systemd src/core/execute.c",
+    ),
+    _row(
+        "bad_user",
+        FATAL,
+        r"status=217/USER|Failed to determine user credentials",
+        "the unit's user does not exist",
+        "sglang_host_user",
+        "getent passwd sglang",
+        "sglang-unified.service: Failed to determine user credentials: No such process",
+        "systemd src/core/execute.c",
+    ),
+    # Arguments and software.
+    _row(
+        "unknown_argument",
+        FATAL,
+        r"error: unrecognized arguments|error: argument --?[\w-]+: |error: ambiguous option|"
+        r"error: the following arguments are required",
+        "the engine's command line is refused: unknown, ambiguous or wrong argument",
+        "sglang_serve_extra_args",
+        "systemctl cat {unit}",
+        "launch_server.py: error: unrecognized arguments: --cuda-graph-max-batch 64",
+        "CPython argparse.py",
+    ),
+    _row(
+        "context_too_long",
+        FATAL,
+        r"context_length \(\d+\) is greater than the derived context_length",
+        "the wanted context is longer than the model was made for",
+        "sglang_serve_context_length",
+        _JOURNAL,
+        "ValueError: Warning: User-specified context_length (1048576) is greater than the derived context_length "
+        "(8192). This may lead to incorrect model outputs or CUDA errors.",
+        "srt/configs/model_config.py",
+    ),
+    _row(
+        "plugin_failed",
+        FATAL,
+        r"Failed to load plugin|Failed to execute general plugin|Failed to apply hooks to",
+        "a plugin of the engine did not load; the engine would go on with its stock kernels",
+        "sglang_kernels_enabled, or install the release again",
+        _JOURNAL,
+        "[2026-11-30 09:00:41] Failed to load plugin dsv4_sm120 from group sglang.srt.plugins",
+        "srt/plugins/__init__.py, srt/plugins/hook_registry.py",
+    ),
+    _row(
+        "moe_backend_unsupported",
+        FATAL,
+        r"[Nn]o Nv[Ff]p4 MoE backend|only supported on SM100|requires SM100|[Uu]nsupported architecture",
+        "a kernel was chosen that this GPU generation does not have",
+        "sglang_serve_moe_runner_backend",
+        _JOURNAL,
+        "RuntimeError: Assertion error (csrc/apis/attention.hpp:211): Unsupported architecture",
+        "DeepGEMM csrc/apis/attention.hpp",
+    ),
+    _row(
+        "no_kernel_image",
+        FATAL,
+        r"no kernel image is available for execution on the device|sm_12\w+' is not defined|"
+        r"ptxas .*not defined for option 'gpu-name'",
+        "the installed CUDA packages hold no code for this GPU",
+        "sglang_venv_lock",
+        "nvidia-smi",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "torch/cuda, triton",
+    ),
+    _row(
+        "driver_mismatch",
+        FATAL,
+        r"Driver/library version mismatch|CUDA driver version is insufficient|Found no NVIDIA driver on your system",
+        "the NVIDIA driver is missing, too old, or was upgraded without a reboot",
+        "the host's driver; reboot after a driver upgrade",
+        "nvidia-smi; cat /proc/driver/nvidia/version",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed "
+        "a driver",
+        "torch/cuda/__init__.py, NVML",
+    ),
+    _row(
+        "device_hidden",
+        FATAL,
+        r"No CUDA GPUs are available|no CUDA-capable device is detected|invalid device ordinal",
+        "the process sees fewer GPUs than it was told to use",
+        "sglang_serve_gpus, or the unit's device access",
+        "nvidia-smi -L",
+        "RuntimeError: No CUDA GPUs are available",
+        "torch/cuda",
+    ),
+    _row(
+        "import_error",
+        FATAL,
+        r"(ModuleNotFoundError|ImportError): ",
+        "a Python package is missing or does not fit the others",
+        "sglang_venv_lock",
+        "/opt/sglang/current/venv/bin/python -m pip check",
+        "ModuleNotFoundError: No module named 'sgl_kernel'",
+        "CPython import",
+    ),
+    _row(
+        "compiler_crashed",
+        FATAL,
+        r"ninja exited with status \d+|ninja: build stopped|nvcc fatal",
+        "compiling a kernel at start failed",
+        "the CUDA toolkit on the host",
+        _JOURNAL,
+        "RuntimeError: ninja exited with status 139",
+        "tvm-ffi / torch cpp_extension",
+    ),
+    # GPUs talking to each other.
+    _row(
+        "nccl_watchdog",
+        FATAL,
+        r"Watchdog caught collective operation timeout",
+        "a collective operation never finished: a rank is stuck or gone",
+        "sglang_serve_nccl_port and the P2P settings",
+        "dmesg -T | grep -iE 'xid|nvrm' | tail",
+        "[rank3]:[E1130 09:31:22.101 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=4211, OpType=ALLGATHER) ran for 600021 milliseconds before timing out.",
+        "torch ProcessGroupNCCL.cpp",
+    ),
+    _row(
+        "nccl_error",
+        FATAL,
+        r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|DistBackendError",
+        "NCCL could not set up or lost the link between the GPUs",
+        "the P2P settings of the GPUs (IOMMU, ACS)",
+        "dmesg -T | grep -iE 'xid|nvrm|iommu' | tail",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.29.3",
+        "torch ProcessGroupNCCL.cpp",
+    ),
+    _row(
+        "gpu_lost",
+        FATAL,
+        r"\bXid \(PCI|fallen off the bus|Unable to determine the device handle for GPU",
+        "a GPU reported an error or left the bus",
+        "the host's hardware; drain and reboot",
+        "dmesg -T | grep -iE 'xid|nvrm' | tail",
+        "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "NVIDIA kernel module",
+    ),
+    _row(
+        "cuda_error",
+        FATAL,
+        r"CUDA error: |cudaErrorIllegalAddress|an illegal memory access was encountered",
+        "a kernel failed on the GPU",
+        "none known; keep the journal",
+        _JOURNAL,
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "torch/cuda",
+    ),
+    # Consequences: printed after the cause.
+    _row(
+        "scheduler_died_at_start",
+        FATAL,
+        r"Rank \d+ scheduler died during initialization",
+        "a scheduler process died while starting",
+        "see the line before it",
+        _JOURNAL,
+        "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a "
+        "common cause is the OS OOM killer.",
+        "srt/entrypoints/engine.py",
+        consequence=True,
+    ),
+    _row(
+        "scheduler_exception",
+        FATAL,
+        r"Scheduler hit an exception: ",
+        "a scheduler process stopped on an exception",
+        "see the traceback after it",
+        _JOURNAL,
+        "[2026-11-30 09:10:30 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        "srt/managers/scheduler.py",
+        consequence=True,
+    ),
+    _row(
+        "subprocess_crashed",
+        FATAL,
+        r"Subprocess .+ crashed with exit code|crashed with exit code -?\d+\. Triggering SIGQUIT",
+        "a process of the engine crashed and took the others with it",
+        "see the lines before it",
+        _JOURNAL,
+        "[2026-11-30 09:44:10] Subprocess scheduler_0 (pid=4711) crashed with exit code -11. Triggering SIGQUIT for "
+        "cleanup...",
+        "srt/utils/watchdog.py",
+        consequence=True,
+    ),
+    _row(
+        "child_failed",
+        FATAL,
+        r"Received sigquit from a child process|SIGQUIT received\. signum=",
+        "a process of the engine failed; the main process stops all of them",
+        "see the lines before it",
+        _JOURNAL,
+        "[2026-11-30 09:10:31] Received sigquit from a child process. It usually means the child failed.",
+        "srt/entrypoints/engine.py, srt/managers/tokenizer_manager.py",
+        consequence=True,
+    ),
+    _row(
+        "warmup_failed",
+        FATAL,
+        r"Initialization failed\. warmup error: ",
+        "the server came up but did not answer its own warm-up request",
+        "see the traceback after it",
+        _JOURNAL,
+        "[2026-11-30 09:12:02] Initialization failed. warmup error: Traceback (most recent call last):",
+        "srt/entrypoints/http_server.py",
+        consequence=True,
+    ),
+    _row(
+        "scheduler_stuck",
+        FATAL,
+        r"watchdog timeout \(self\.watchdog_timeout=|Scheduler watchdog timeout",
+        "the scheduler made no progress within its watchdog time",
+        "sglang_serve_watchdog_timeout",
+        _JOURNAL,
+        "[2026-11-30 10:05:12 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+        "srt/utils/watchdog.py",
+    ),
+    _row(
+        "main_process_exited",
+        FATAL,
+        r"Main process exited, code=(exited|killed|dumped), status=(?!0/)",
+        "the unit's main process ended by itself",
+        "see the lines before it",
+        _JOURNAL,
+        "sglang-unified.service: Main process exited, code=exited, status=1/FAILURE",
+        "systemd src/core/service.c",
+        consequence=True,
+    ),
+    _row(
+        "start_timeout",
+        FATAL,
+        r"start(-post)? operation timed out",
+        "the unit did not answer within TimeoutStartSec",
+        "sglang_serve_start_timeout",
+        _JOURNAL,
+        "sglang-unified.service: start-post operation timed out. Terminating.",
+        "systemd src/core/service.c",
+        consequence=True,
+    ),
+    _row(
+        "start_limit",
+        FATAL,
+        r"Start request repeated too quickly",
+        "the unit failed too often in a row and systemd gave up",
+        "see the first failure",
+        "systemctl reset-failed {unit}",
+        "sglang-unified.service: Start request repeated too quickly.",
+        "systemd src/core/unit.c",
+        consequence=True,
+    ),
+    # Worth knowing, not a reason to stop.
+    _row(
+        "health_check_failed",
+        WARNING,
+        r"Health check failed\. Server couldn't get a response from detokenizer",
+        "the engine's own health request got no answer in time; a long prefill can cause it",
+        "sglang_serve_health_check_timeout",
+        _JOURNAL,
+        "[2026-11-30 09:50:44] Health check failed. Server couldn't get a response from detokenizer for last 20 "
+        "seconds. tic start time: 09:50:24. last_heartbeat time: 09:49:58",
+        "srt/entrypoints/http_server.py",
+    ),
+    _row(
+        "unknown_environment_variable",
+        WARNING,
+        r"Unknown .*environment variable",
+        "an environment variable of the unit is unknown to this version and has no effect",
+        "sglang_serve_environment",
+        "systemctl cat {unit}",
+        "Unknown SGLANG environment variable: SGLANG_ENABLE_SPEC_V3",
+        "srt/environ.py",
+    ),
+    _row(
+        "pcie_allreduce_off",
+        WARNING,
+        r"PCIe-IPC .*(failed|skipped|falling back)|falling back to NCCL all-reduce",
+        "the PCIe all-reduce is not in use; NCCL does its work, decoding is slower",
+        "sglang_serve_environment (SGLANG_ENABLE_PCIE_IPC_ALLREDUCE)",
+        _JOURNAL,
+        "[2026-11-30 09:03:05 TP2] FlashInfer PCIe-IPC workspace (max_numel=262144) failed: CUDA error; falling back "
+        "to NCCL all-reduce.",
+        "srt/distributed/device_communicators/pcie_ipc_ar.py",
+    ),
+    _row(
+        "request_retracted",
+        WARNING,
+        r"KV cache pool is full\. Retract requests|Retract requests\.",
+        "running requests were pushed back to the queue for lack of KV pool",
+        "sglang_serve_max_running_requests",
+        _JOURNAL,
+        "[2026-11-30 10:21:40 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained: "
+        "8192, #new_token_ratio: 0.612 -> 0.843",
+        "srt/managers/scheduler.py",
+    ),
+    # Looks bad, is not.
+    _row(
+        "benign_nofile",
+        BENIGN,
+        r"Fail to set RLIMIT_(NOFILE|STACK)",
+        "the unit's own limit stands; the engine wanted to raise it itself",
+        "none",
+        "systemctl show {unit} -p LimitNOFILE",
+        "[2026-11-30 00:08:32] Fail to set RLIMIT_NOFILE: current limit exceeds maximum limit",
+        "srt/utils/common.py",
+    ),
+    _row(
+        "benign_platform_fallback",
+        BENIGN,
+        r"does not support Intel AMX, will fallback|Triton is not supported on current platform, roll back to CPU|"
+        r"UserWarning: Only (CUDA|HIP)",
+        "the CPU path of the engine is in use, as on any host without a GPU",
+        "none",
+        _JOURNAL,
+        "[2026-11-30 00:08:28] The current platform does not support Intel AMX, will fallback to torch_native backend.",
+        "srt/layers/attention, srt/layers/quantization",
+    ),
+    _row(
+        "benign_optional_model",
+        BENIGN,
+        r"Ignore import error when loading sglang\.srt\.models\.",
+        "a model family that this host does not serve lacks an optional package",
+        "none",
+        _JOURNAL,
+        "[2026-11-30 00:09:25] Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'",
+        "srt/models/registry.py",
+    ),
+    _row(
+        "benign_launch_server",
+        BENIGN,
+        r"'python -m sglang\.launch_server' is still supported",
+        "the engine recommends its newer command name",
+        "none",
+        _JOURNAL,
+        "UserWarning: 'python -m sglang.launch_server' is still supported, but 'sglang serve' is the recommended "
+        "entrypoint.",
+        "launch_server.py",
+    ),
+    _row(
+        "benign_custom_allreduce",
+        BENIGN,
+        r"Custom allreduce is disabled because",
+        "expected on GPUs without NVLink; another all-reduce is used",
+        "none",
+        _JOURNAL,
+        "[2026-11-30 09:00:58 TP1] Custom allreduce is disabled because it's not supported on more than two PCIe-only "
+        "GPUs. To silence this warning, specify disable_custom_all_reduce=True explicitly.",
+        "srt/distributed/device_communicators/custom_all_reduce_utils.py",
+    ),
+)
+
+# What an error looks like when no row knows it: the last line of a traceback, a level word of a Python or C++ logger.
+_ERROR_SHAPE = re.compile(
+    r"^(?:\w+\.)*\w*(?:Error|Exception)(?::|$)|\b(?:ERROR|CRITICAL|FATAL)\b|^\[rank\d+\]:\[E|Segmentation fault|"
+    r"terminate called after|core dumped"
+)
+_ERROR_PRIORITY = 3
+
+# Prints the whole configuration, which may hold an API key; never quoted.
+_NEVER_QUOTED = re.compile(r"server_args=|api[_-]key")
+_TIME_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]+\d+)*\] ")
+_MAX_LINE = 400
+
+
+def strip_prefix(message: str) -> str:
+    """The message without the engine's own time and rank prefix."""
+    return _TIME_PREFIX.sub("", message.strip())
+
+
+def quotable(message: str) -> str:
+    """The line as it may be shown: bounded, and nothing that prints the configuration."""
+    if _NEVER_QUOTED.search(message):
+        return "(a line that may hold secrets is not shown)"
+    return message.strip()[:_MAX_LINE]
+
+
+def classify_line(message: str, priority: int = 6, unit: str = "{unit}") -> Finding | None:
+    """What one journal line means; None for an ordinary line. priority is syslog's."""
+    if _NEVER_QUOTED.search(message):
+        return None
+    for row in CAUSES:
+        if row.pattern.search(message):
+            command = row.next_command.replace("{unit}", unit)
+            return Finding(row.id, row.severity, row.cause, row.variable, command, quotable(message), row.consequence)
+    if priority <= _ERROR_PRIORITY or _ERROR_SHAPE.search(strip_prefix(message)):
+        command = f"journalctl -u {unit} -n 200 --no-pager"
+        return Finding(
+            UNKNOWN, UNKNOWN, "an error that is not in the table of known causes", "unknown", command, quotable(message)
+        )
+    return None
+
+
+def classify(lines: t.Iterable[tuple[str, int]], unit: str = "{unit}") -> list[Finding]:
+    """All findings of a journal in order of first appearance, equal ones counted. lines are (message, priority)."""
+    found: dict[tuple[str, str], Finding] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for message, priority in lines:
+        finding = classify_line(message, priority, unit)
+        if finding is None:
+            continue
+        key = (finding.id, finding.line if finding.severity == UNKNOWN else "")
+        found.setdefault(key, finding)
+        counts[key] = counts.get(key, 0) + 1
+    return [replace(finding, count=counts[key]) for key, finding in found.items()]
+
+
+def root_cause(findings: t.Sequence[Finding]) -> Finding | None:
+    """The finding that explains a failure best: a fatal cause, else an unknown error, else a fatal consequence."""
+    fatal = [finding for finding in findings if finding.severity == FATAL]
+    causes = [finding for finding in fatal if not finding.consequence]
+    unknown = [finding for finding in findings if finding.severity == UNKNOWN]
+    for group in (causes, unknown[-1:], fatal):
+        if group:
+            return group[0]
+    return None
+
+
+def fatal_findings(findings: t.Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.severity == FATAL]

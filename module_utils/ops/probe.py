@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Does the engine answer? One real generation decides, not an open port.
+
+Used in two places: by the sglang_ready module, and as the ExecStartPost= of a unit, so that `active` means answering:
+
+    python3 -m ops.probe --url http://127.0.0.1:30001 --timeout 2700 --main-pid $MAINPID --api-key-file FILE
+
+The command prints progress (it lands in the unit's journal) and ends with status 0 only after a generation that
+answered, 1 when the time is over or the main process is gone, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import typing as t
+from dataclasses import dataclass
+
+from .http import Client, HttpError, read_token
+from .openai import chat
+
+# A health check of the engine waits for its own one-token generation, 20 s at most by default.
+HEALTH_TIMEOUT_S = 25.0
+GENERATION_TIMEOUT_S = 60.0
+INFO_TIMEOUT_S = 10.0
+POLL_S = 1.0
+PROGRESS_S = 15.0
+
+STARTING = "starting"
+ANSWERING = "answering"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One look at the server. detail says in words what was seen; status is the HTTP status, None without one."""
+
+    state: str
+    detail: str
+    status: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.state == ANSWERING
+
+
+def ask(client: Client, timeout: float = GENERATION_TIMEOUT_S) -> Answer:
+    """Look once: the health endpoint first (cheap while starting), then a generation of one token."""
+    try:
+        client.get("/health", min(timeout, HEALTH_TIMEOUT_S))
+    except HttpError as error:
+        return Answer(STARTING, _health_words(error), error.status)
+    payload = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
+    try:
+        answer = chat(client, payload, timeout=timeout)
+    except HttpError as error:
+        return Answer(STARTING, str(error), error.status)
+    tokens = (answer.usage or {}).get("completion_tokens")
+    if not isinstance(tokens, int) or tokens < 1:
+        return Answer(STARTING, f"the generation reports completion_tokens={tokens!r}, wanted at least 1", 200)
+    return Answer(ANSWERING, f"one token generated in {answer.total_s:.2f} s", 200)
+
+
+def _health_words(error: HttpError) -> str:
+    if error.kind == "connect":
+        return "nothing listens on the port yet"
+    if error.status == 503:
+        return "the port is open, the engine says it is not ready (503)"
+    return str(error)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the server says it can hold. Tokens; None where it did not say."""
+
+    model: str | None = None
+    max_total_num_tokens: int | None = None
+    context_length: int | None = None
+    max_running_requests: int | None = None
+    version: str | None = None
+
+    def words(self) -> str:
+        """The capacity as requests that fit at one time."""
+        total, context = self.max_total_num_tokens, self.context_length
+        if not total:
+            return "the server does not report its KV capacity"
+        parts = []
+        if context and total >= context:
+            parts.append(_requests(total // context, context))
+        elif context:
+            parts.append(f"no request of the full context ({tokens_words(context)}), the longest is {total} tokens")
+        short = 512 if total < 65536 else 8192
+        if not context or short < context:
+            parts.append(_requests(total // short, short))
+        return f"{total} tokens of KV: " + ", or ".join(parts)
+
+
+def tokens_words(tokens: int) -> str:
+    """8192 as 8k, 1000 as 1000."""
+    return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
+
+
+def _requests(count: int, tokens: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'} of {tokens_words(tokens)} tokens"
+
+
+def capacity(client: Client) -> Capacity:
+    """Ask /server_info and /v1/models. Both are optional: what is not answered stays None.
+
+    Only the fields named here are read: /server_info also returns the whole command line, with keys in it.
+    """
+    info = _optional_json(client, "/server_info") or _optional_json(client, "/get_server_info") or {}
+    listed = _optional_json(client, "/v1/models") or {}
+    models = listed.get("data") or [{}]
+    first = models[0] if isinstance(models, list) and isinstance(models[0], dict) else {}
+    context = _int(first.get("max_model_len")) or _int(info.get("context_length"))
+    return Capacity(
+        model=first.get("id") or info.get("served_model_name"),
+        max_total_num_tokens=_int(info.get("max_total_num_tokens")),
+        context_length=context,
+        max_running_requests=_int(info.get("max_running_requests")),
+        version=info.get("version"),
+    )
+
+
+def _optional_json(client: Client, path: str) -> dict[str, t.Any] | None:
+    try:
+        answer = client.get_json(path, INFO_TIMEOUT_S)
+    except HttpError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _int(value: t.Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def wait_until_answering(
+    client: Client,
+    timeout: float,
+    main_pid: int | None = None,
+    say: t.Callable[[str], None] = print,
+    clock: t.Callable[[], float] = time.monotonic,
+    sleep: t.Callable[[float], None] = time.sleep,
+) -> int:
+    """Poll until a generation answers (0), the main process is gone or the time is over (1)."""
+    start = clock()
+    said_at, said = 0.0, ""
+    while True:
+        left = timeout - (clock() - start)
+        answer = ask(client, max(1.0, min(left, GENERATION_TIMEOUT_S)))
+        elapsed = clock() - start
+        if answer.ok:
+            say(f"ready after {elapsed:.0f} s: {answer.detail}; {capacity(client).words()}")
+            return 0
+        if main_pid and not process_exists(main_pid):
+            say(f"not ready: the main process {main_pid} is gone after {elapsed:.0f} s; last seen: {answer.detail}")
+            return 1
+        if elapsed + POLL_S >= timeout:
+            say(
+                f"not ready: no answer from {client.base_url} within {timeout:.0f} s; last seen: {answer.detail}; "
+                "raise the unit's start timeout if the engine was still loading"
+            )
+            return 1
+        if answer.detail != said or elapsed - said_at >= PROGRESS_S:
+            say(f"waiting for {client.base_url}, {elapsed:.0f} s: {answer.detail}")
+            said_at, said = elapsed, answer.detail
+        sleep(POLL_S)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(argv: t.Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="ops.probe", description="Wait until the engine generates a token.")
+    parser.add_argument("--url", required=True, help="base URL, such as http://127.0.0.1:30001")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait at most (default 600)")
+    parser.add_argument("--api-key-file", help="file that holds the API key")
+    parser.add_argument("--main-pid", type=int, help="end at once when this process is gone ($MAINPID of the unit)")
+    arguments = parser.parse_args(argv)
+    try:
+        client = Client(arguments.url, read_token(token_file=arguments.api_key_file))
+    except ValueError as error:
+        parser.error(str(error))
+    return wait_until_answering(client, arguments.timeout, arguments.main_pid, _say)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

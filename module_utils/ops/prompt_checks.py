@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask a model questions with checkable answers, and report every fault under a stable id.
+
+Each question is one row `prompt.<id>`. What must hold for any answer has rows of its own (`answer.<fault>`), so that a
+report says at once which kind of fault there is. A model's questions and expected answers are data of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import tempfile
+import time
+import typing as t
+from dataclasses import dataclass, field
+
+from .answers import check_expectation, find_loop, find_marker, is_empty, judge
+from .http import Client, HttpError
+from .openai import CHAT_PATH, ChatAnswer, chat, served_models
+
+REPORT_SCHEMA = 1
+SEEN_CHARS = 300
+
+# Every fault of an answer: its id, what must hold, and what a failure most often means.
+FAULTS: dict[str, tuple[str, str]] = {
+    "request": ("the server answers in time and to the protocol", "the server refused, broke off or did not answer"),
+    "expected": ("the answer is the expected one", "the model computes wrong values: kernel, weights or chat template"),
+    "non_empty": ("the answer has content", "reasoning or tool parser took all of it, or the first token was the end"),
+    "finish_reason": ("the answer ended by itself", "the end token is not recognised, or max_tokens is too small"),
+    "usage": ("the server counts its tokens", "the server or a proxy in front drops usage"),
+    "loop": ("the answer does not repeat itself", "the model is in a loop: kernel, quantisation or chat template"),
+    "markers": ("no control token in the content", "chat template, reasoning parser or tool parser does not fit"),
+    "reasoning": ("reasoning is separated as wanted", "reasoning parser missing, or thinking switched the other way"),
+    "same_when_streamed": ("streamed and whole answer are the same", "the streaming parser drops or adds text"),
+    "first_token": ("the first token comes in time", "the server is busy, or compiles kernels while serving"),
+}
+MODEL_ROW = "server.model"
+
+
+@dataclass(frozen=True)
+class PromptCheck:
+    """One question. extra holds further fields of the request, such as response_format or tools.
+
+    tries and min_pass_rate: the question is asked until ceil(tries x min_pass_rate) tries have passed, or can no longer
+    pass. stream is both, only or never. reasoning is any, required or forbidden.
+    """
+
+    id: str
+    messages: tuple[dict[str, t.Any], ...]
+    expect: dict[str, t.Any]
+    max_tokens: int = 64
+    temperature: float = 0.0
+    stream: str = "both"
+    timeout: float = 60.0
+    tries: int = 1
+    min_pass_rate: float = 1.0
+    allow_length: bool = False
+    reasoning: str = "any"
+    same_when_streamed: bool = True
+    max_ttft_s: float | None = None
+    extra: dict[str, t.Any] = field(default_factory=dict)
+
+    def payload(self, model: str) -> dict[str, t.Any]:
+        return {
+            "model": model,
+            "messages": list(self.messages),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            **self.extra,
+        }
+
+    def question(self) -> str:
+        return " ".join(str(message.get("content", "")) for message in self.messages)
+
+    def needed(self) -> int:
+        return max(1, math.ceil(self.tries * self.min_pass_rate - 1e-9))
+
+    def modes(self) -> tuple[bool, ...]:
+        return {"both": (False, True), "only": (True,), "never": (False,)}[self.stream]
+
+
+def check_problem(check: PromptCheck) -> str | None:
+    """Why a check is not usable, or None."""
+    if not check.messages:
+        return f"check {check.id!r} has neither prompt nor messages"
+    if check.tries < 1:
+        return f"check {check.id!r}: tries is {check.tries}, wanted at least 1"
+    if not 0 < check.min_pass_rate <= 1:
+        return f"check {check.id!r}: min_pass_rate is {check.min_pass_rate}, wanted above 0 and at most 1"
+    if check.max_tokens < 1:
+        return f"check {check.id!r}: max_tokens is {check.max_tokens}, wanted at least 1"
+    problem = check_expectation(check.expect)
+    return f"check {check.id!r}: expect: {problem}" if problem else None
+
+
+@dataclass(frozen=True)
+class Fault:
+    id: str
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Try:
+    """One asking of a question, in each of its modes."""
+
+    faults: tuple[Fault, ...]
+    answers: tuple[tuple[str, ChatAnswer], ...]
+    elapsed_s: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def as_dict(self) -> dict[str, t.Any]:
+        return {
+            "ok": self.ok,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "faults": [{"id": fault.id, "mode": fault.mode, "reason": fault.reason} for fault in self.faults],
+            "answers": [
+                {
+                    "mode": mode,
+                    "text": answer.text[:SEEN_CHARS],
+                    "reasoning": answer.reasoning[:SEEN_CHARS],
+                    "tool_calls": list(answer.tool_calls),
+                    "finish_reason": answer.finish_reason,
+                    "usage": answer.usage,
+                    "ttft_s": _rounded(answer.ttft_s),
+                    "total_s": _rounded(answer.total_s),
+                    "chunks": answer.chunks,
+                }
+                for mode, answer in self.answers
+            ],
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
+    """Every fault of one answer."""
+    found: list[Fault] = []
+
+    def fault(id: str, reason: str) -> None:
+        found.append(Fault(id, mode, reason))
+
+    if is_empty(answer.text) and not answer.tool_calls:
+        aside = f"; {len(answer.reasoning)} characters went into reasoning" if answer.reasoning else ""
+        fault("non_empty", f"the content is empty{aside}")
+    verdict = judge(check.expect, answer.text, check.question(), answer.tool_calls)
+    if not verdict.ok:
+        fault("expected", verdict.reason)
+    allowed = ("stop", "tool_calls", "length") if check.allow_length else ("stop", "tool_calls")
+    if answer.finish_reason not in allowed:
+        fault("finish_reason", f"finish_reason is {answer.finish_reason!r}, wanted {' or '.join(allowed)}")
+    usage_problem = _usage_problem(answer.usage)
+    if usage_problem:
+        fault("usage", usage_problem)
+    for where, text in (("content", answer.text), ("reasoning", answer.reasoning)):
+        unit = find_loop(text)
+        if unit:
+            fault("loop", f"the {where} repeats {unit[:60]!r}")
+    marker = find_marker(answer.text)
+    if marker:
+        fault("markers", f"the content holds {marker!r}")
+    if check.reasoning == "required" and is_empty(answer.reasoning):
+        fault("reasoning", "there is no reasoning beside the content")
+    if check.reasoning == "forbidden" and not is_empty(answer.reasoning):
+        fault("reasoning", f"there are {len(answer.reasoning)} characters of reasoning")
+    if check.max_ttft_s is not None and answer.ttft_s is not None and answer.ttft_s > check.max_ttft_s:
+        fault("first_token", f"the first token took {answer.ttft_s:.2f} s, wanted at most {check.max_ttft_s:g} s")
+    return found
+
+
+def _usage_problem(usage: dict[str, t.Any] | None) -> str:
+    if not isinstance(usage, dict):
+        return "the answer has no usage"
+    counts = {key: usage.get(key) for key in ("prompt_tokens", "completion_tokens")}
+    wrong = [f"{key}={value!r}" for key, value in counts.items() if not isinstance(value, int) or value < 1]
+    return f"usage has {', '.join(wrong)}, wanted at least 1" if wrong else ""
+
+
+def ask_once(client: Client, model: str, check: PromptCheck) -> Try:
+    start = time.monotonic()
+    faults: list[Fault] = []
+    answers: list[tuple[str, ChatAnswer]] = []
+    for streamed in check.modes():
+        mode = "streamed" if streamed else "whole"
+        try:
+            answer = chat(client, check.payload(model), streamed, check.timeout)
+        except HttpError as error:
+            faults.append(Fault("request", mode, str(error)))
+            continue
+        answers.append((mode, answer))
+        faults.extend(faults_of(check, mode, answer))
+    if check.same_when_streamed and len(answers) == 2:
+        difference = _stream_difference(answers[0][1], answers[1][1])
+        if difference:
+            faults.append(Fault("same_when_streamed", "both", difference))
+    return Try(tuple(faults), tuple(answers), time.monotonic() - start)
+
+
+def _stream_difference(whole: ChatAnswer, streamed: ChatAnswer) -> str:
+    for name in ("text", "reasoning", "tool_calls"):
+        one, other = getattr(whole, name), getattr(streamed, name)
+        if one != other:
+            return f"{name} differs: whole {str(one)[:80]!r}, streamed {str(other)[:80]!r}"
+    return ""
+
+
+def ask(client: Client, model: str, check: PromptCheck) -> list[Try]:
+    """Ask until the outcome is certain. Every try is kept."""
+    done: list[Try] = []
+    while len(done) < check.tries:
+        done.append(ask_once(client, model, check))
+        passed = sum(one.ok for one in done)
+        if passed >= check.needed() or passed + check.tries - len(done) < check.needed():
+            break
+    return done
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report, with the evidence for it."""
+
+    id: str
+    ok: bool
+    wanted: str
+    seen: str
+    elapsed_s: float
+    ttft_s: float | None = None
+    cause: str = ""
+    next_command: str = ""
+    passed: int = 0
+    tried: int = 0
+    tries: tuple[Try, ...] = ()
+
+    def as_dict(self) -> dict[str, t.Any]:
+        return {
+            "id": self.id,
+            "ok": self.ok,
+            "wanted": self.wanted,
+            "seen": self.seen,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "ttft_s": _rounded(self.ttft_s),
+            "cause": self.cause,
+            "next_command": self.next_command,
+            "passed": self.passed,
+            "tried": self.tried,
+            "tries": [one.as_dict() for one in self.tries],
+        }
+
+
+def prompt_row(client: Client, model: str, check: PromptCheck, key_file: str | None) -> Row:
+    tries = ask(client, model, check)
+    passed = sum(one.ok for one in tries)
+    ok = passed >= check.needed()
+    shown = next((one for one in tries if not one.ok), tries[-1]) if not ok else tries[-1]
+    ttfts = [answer.ttft_s for one in tries for mode, answer in one.answers if answer.ttft_s is not None]
+    expect = check.expect
+    wanted = expect["kind"] if expect["kind"] == "non_empty" else f"{expect['kind']}: {expect['value']}"
+    return Row(
+        id=f"prompt.{check.id}",
+        ok=ok,
+        wanted=wanted,
+        seen=_seen(shown),
+        elapsed_s=sum(one.elapsed_s for one in tries),
+        ttft_s=max(ttfts) if ttfts else None,
+        cause="" if ok else _cause(shown),
+        next_command="" if ok else _next_command(client, model, check, shown, key_file),
+        passed=passed,
+        tried=len(tries),
+        tries=tuple(tries),
+    )
+
+
+def _seen(one: Try) -> str:
+    if one.answers:
+        answer = one.answers[0][1]
+        return (answer.text or json.dumps(list(answer.tool_calls)))[:SEEN_CHARS]
+    return one.faults[0].reason if one.faults else ""
+
+
+def _cause(one: Try) -> str:
+    first = one.faults[0]
+    also = sorted({fault.id for fault in one.faults} - {first.id})
+    text = f"{first.reason} ({first.mode}); likely: {FAULTS[first.id][1]}"
+    return f"{text}; also: {', '.join(also)}" if also else text
+
+
+def _next_command(client: Client, model: str, check: PromptCheck, shown: Try, key_file: str | None) -> str:
+    if all(fault.id == "request" for fault in shown.faults) and "connect" in _request_kinds(shown):
+        return "systemctl status 'sglang-*'"
+    return curl_command(client.base_url, check.payload(model), key_file)
+
+
+def _request_kinds(one: Try) -> set[str]:
+    refused = any("refused" in fault.reason or "unreachable" in fault.reason for fault in one.faults)
+    return {"connect"} if refused else set()
+
+
+def curl_command(base_url: str, payload: t.Mapping[str, t.Any], key_file: str | None = None) -> str:
+    """The request as a command to run by hand; a key is read from its file, never written out."""
+    body = json.dumps(payload, ensure_ascii=False)
+    if len(body) > 1500:
+        return "journalctl -u 'sglang-*' -n 100 --no-pager"
+    key = f'-H "Authorization: Bearer $(cat {shlex.quote(key_file)})" ' if key_file else ""
+    return f"curl -sS {key}-H 'Content-Type: application/json' {base_url}{CHAT_PATH} -d {shlex.quote(body)}"
+
+
+def model_row(client: Client, model: str) -> Row:
+    """The server lists the wanted model. SGLang repeats whatever name a request gives, so answers do not tell."""
+    start = time.monotonic()
+    try:
+        served = served_models(client)
+    except HttpError as error:
+        seen, cause = "nothing", str(error)
+    else:
+        seen = ", ".join(served)
+        cause = "" if model in served else "another model or another server listens here"
+    return Row(
+        id=MODEL_ROW,
+        ok=not cause,
+        wanted=model,
+        seen=seen,
+        elapsed_s=time.monotonic() - start,
+        cause=cause,
+        next_command=f"curl -sS {client.base_url}/v1/models" if cause else "",
+        passed=int(not cause),
+        tried=1,
+    )
+
+
+def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
+    """One row for each kind of fault. It fails when the fault made a question fail; what a pass rate tolerated is
+    counted in passed/tried, never hidden."""
+    result = []
+    for id, (wanted, cause) in FAULTS.items():
+        hits = [(row, fault) for row in rows for one in row.tries for fault in one.faults if fault.id == id]
+        bad = [(row, fault) for row, fault in hits if not row.ok]
+        tried = sum(row.tried for row in rows)
+        seen = "; ".join(f"{row.id} ({fault.mode}): {fault.reason}" for row, fault in (bad or hits)[:3])
+        touched = sum(any(fault.id == id for fault in one.faults) for row in rows for one in row.tries)
+        result.append(
+            Row(
+                id=f"answer.{id}",
+                ok=not bad,
+                wanted=wanted,
+                seen=seen or f"{tried} of {tried} tries",
+                elapsed_s=0.0,
+                cause=cause if bad else "",
+                next_command=bad[0][0].next_command if bad else "",
+                passed=tried - touched,
+                tried=tried,
+            )
+        )
+    return result
+
+
+def run_checks(
+    client: Client, model: str, checks: t.Sequence[PromptCheck], key_file: str | None = None
+) -> dict[str, t.Any]:
+    """Ask everything and return the report."""
+    start = time.monotonic()
+    started = time.time()
+    prompts = [prompt_row(client, model, check, key_file) for check in checks]
+    rows = [model_row(client, model), *prompts, *fault_rows(prompts)]
+    failed = [row.id for row in rows if not row.ok]
+    return {
+        "schema": REPORT_SCHEMA,
+        "base_url": client.base_url,
+        "model": model,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "elapsed_s": round(time.monotonic() - start, 3),
+        "ok": not failed,
+        "passed": len(rows) - len(failed),
+        "failed": failed,
+        "checks": [row.as_dict() for row in rows],
+    }
+
+
+def failure_text(report: t.Mapping[str, t.Any]) -> str:
+    """The failed rows for an operator: what was wanted, what was seen, likely cause, next command."""
+    lines = [f"{len(report['failed'])} of {len(report['checks'])} checks failed at {report['base_url']}"]
+    for row in report["checks"]:
+        if not row["ok"]:
+            lines.append(f"{row['id']}: wanted {row['wanted']!r}, seen {row['seen']!r}; {row['cause']}")
+    commands = dict.fromkeys(row["next_command"] for row in report["checks"] if row["next_command"])
+    lines += [f"next command: {command}" for command in commands]
+    return "\n".join(lines)
+
+
+def write_report(path: str, report: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
+    """Write the report as JSON, whole or not at all."""
+    directory = os.path.dirname(path) or "."
+    handle, temporary = tempfile.mkstemp(prefix=".report-", dir=directory)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(report, stream, indent=2, ensure_ascii=False)
+            stream.write("\n")
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

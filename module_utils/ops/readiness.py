@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Is a unit of the engine ready, still starting, or failed? Its unit state, its journal and a generation decide.
+
+The order of trust: a unit that systemd calls failed is failed; a generation that answers is ready; a fatal line in the
+journal ends the wait before any time limit does.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import typing as t
+from dataclasses import dataclass, field
+
+from . import systemd
+from .http import Client
+from .journal_causes import Finding, classify, fatal_findings, quotable, root_cause, strip_prefix
+from .probe import Answer, Capacity, ask, capacity
+
+READY = "ready"
+STARTING = "starting"
+FAILED = "failed"
+
+POLL_S = 1.0
+# After a fatal line the unit gets this long to end by itself, so that its last lines are in the report.
+FATAL_GRACE_S = 6.0
+LAST_LINES = 20
+
+# Phases of a start, in order. The newest line that matches names the phase.
+_PHASES: tuple[tuple[t.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), phase)
+    for pattern, phase in (
+        (r"server_args=", "reading the configuration"),
+        (r"Init torch distributed begin|Init parallel begin", "connecting the ranks"),
+        (r"Load weight begin|Loading safetensors|loading shards", "loading weights"),
+        (r"Load weight end", "allocating the KV pool"),
+        (r"Memory pool end", "preparing the scheduler"),
+        (r"Capture .*[Gg]raph.* begin|Capturing batches", "capturing CUDA graphs"),
+        (r"Capture .*[Gg]raph.* end|max_total_num_tokens=", "starting the HTTP server"),
+        (r"Uvicorn running on", "warming up"),
+        (r"The server is fired up and ready to roll", "answering its first requests"),
+    )
+)
+_FIRST_PHASE = "importing libraries"
+# Progress bars redraw with a carriage return and reach the journal as one line: the last number counts.
+_PERCENT = re.compile(r"(\d{1,3})%(?:\||\s+Completed)")
+
+
+def phase_of(messages: t.Sequence[str]) -> str:
+    """The phase of a start from its journal, with the percentage of a progress bar where there is one."""
+    for message in reversed(messages):
+        text = strip_prefix(message)
+        for pattern, phase in _PHASES:
+            if pattern.search(text):
+                percent = _PERCENT.findall(text)
+                return f"{phase}, {int(percent[-1])} %" if percent else phase
+    return _FIRST_PHASE
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The state of a unit at one moment. cause is set when status is failed."""
+
+    status: str
+    phase: str
+    detail: str
+    unit: systemd.UnitState
+    elapsed_s: float
+    capacity: Capacity = field(default_factory=Capacity)
+    cause: Finding | None = None
+    last_lines: tuple[str, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+
+    def line(self) -> str:
+        """One line of progress."""
+        return f"{self.unit.name}: {self.phase}, {self.elapsed_s:.0f} s since the start"
+
+
+class Watch:
+    """Looks at one unit again and again.
+
+    restarts_before is the restart counter before the start: a higher value means that a start has failed. None takes
+    it from the first look. config_sha256 is the configuration that must be running; None accepts any.
+    """
+
+    def __init__(
+        self,
+        unit: str,
+        client: Client,
+        restarts_before: int | None = None,
+        config_sha256: str | None = None,
+        runner: systemd.Runner = systemd.run_command,
+        clock: t.Callable[[], float] = time.monotonic,
+        sleep: t.Callable[[float], None] = time.sleep,
+        running_hash: t.Callable[[int], str | None] = systemd.running_config_sha256,
+        ask_once: t.Callable[[Client], Answer] = ask,
+        ask_capacity: t.Callable[[Client], Capacity] = capacity,
+    ) -> None:
+        self.unit = unit
+        self.client = client
+        self.restarts_before = restarts_before
+        self.config_sha256 = config_sha256
+        self._runner = runner
+        self._clock = clock
+        self._sleep = sleep
+        self._running_hash = running_hash
+        self._ask = ask_once
+        self._capacity = ask_capacity
+        self._fatal_since: float | None = None
+        self._previous_run = ""
+
+    def wait(self, max_wait: float) -> Readiness:
+        """Look until the unit is ready or failed, at most max_wait seconds; the last look is the result."""
+        end = self._clock() + max_wait
+        while True:
+            seen = self.look()
+            if seen.status != STARTING or self._clock() + POLL_S > end:
+                return seen
+            self._sleep(POLL_S)
+
+    def look(self) -> Readiness:
+        state = systemd.show(self.unit, self._runner)
+        if self.restarts_before is None:
+            self.restarts_before = _baseline(state)
+        failed = self._failed_by_state(state)
+        if failed:
+            return self._failure(state, failed)
+        if state.sub_state == "auto-restart" or state.active_state in ("deactivating", "inactive"):
+            return self._starting(state, "waiting for systemd to start it", state.words(), [])
+        foreign = self._foreign_process(state)
+        if foreign:
+            return self._starting(state, "waiting for the wanted configuration", foreign, [])
+        answer = self._ask(self.client)
+        if answer.ok and state.active_state == "active":
+            return self._ready(state, answer)
+        if state.n_restarts > self.restarts_before:
+            return self._failure(state, f"its start failed and systemd restarted it: {state.words()}")
+        lines = systemd.journal_of_run(state.invocation_id, self._runner)
+        self._previous_run = state.invocation_id
+        if answer.ok:
+            return self._starting(state, "answering, waiting for the unit's own probe", answer.detail, lines)
+        findings = classify([(line.message, line.priority) for line in lines], self.unit)
+        if fatal_findings(findings):
+            now = self._clock()
+            self._fatal_since = now if self._fatal_since is None else self._fatal_since
+            if now - self._fatal_since >= FATAL_GRACE_S:
+                return self._failure(state, "the journal holds a fatal line and the engine does not answer")
+        phase = phase_of([line.message for line in lines])
+        return self._starting(state, phase, answer.detail, lines)
+
+    def _failed_by_state(self, state: systemd.UnitState) -> str | None:
+        """Why systemd's own view already means failure, in words."""
+        if not state.exists:
+            return f"the unit {self.unit} does not exist on this host"
+        if state.active_state == "failed":
+            return f"the unit failed: {state.words()}"
+        if state.active_state == "inactive" and not state.job_queued:
+            return f"the unit is not started: {state.words()}"
+        if state.sub_state == "auto-restart" and state.n_restarts >= (self.restarts_before or 0):
+            return f"its start failed and systemd is about to start it again: {state.words()}"
+        return None
+
+    def _foreign_process(self, state: systemd.UnitState) -> str | None:
+        if self.config_sha256 is None or not state.main_pid:
+            return None
+        running = self._running_hash(state.main_pid)
+        if running == self.config_sha256:
+            return None
+        return f"process {state.main_pid} runs configuration {running or 'without a hash'}, not {self.config_sha256}"
+
+    def _ready(self, state: systemd.UnitState, answer: Answer) -> Readiness:
+        lines = systemd.journal_of_run(state.invocation_id, self._runner)
+        findings = classify([(line.message, line.priority) for line in lines], self.unit)
+        return Readiness(
+            status=READY,
+            phase="ready",
+            detail=answer.detail,
+            unit=state,
+            elapsed_s=self._elapsed(state),
+            capacity=self._capacity(self.client),
+            warnings=tuple(finding for finding in findings if finding.severity != "benign"),
+        )
+
+    def _starting(
+        self, state: systemd.UnitState, phase: str, detail: str, lines: t.Sequence[systemd.JournalLine]
+    ) -> Readiness:
+        return Readiness(STARTING, phase, detail, state, self._elapsed(state), last_lines=_last(lines))
+
+    def _failure(self, state: systemd.UnitState, why: str) -> Readiness:
+        lines = self._lines_of_failed_run(state)
+        findings = classify([(line.message, line.priority) for line in lines], self.unit)
+        return Readiness(
+            status=FAILED,
+            phase="failed",
+            detail=why,
+            unit=state,
+            elapsed_s=self._elapsed(state),
+            cause=root_cause(findings),
+            last_lines=_last(lines),
+        )
+
+    def _lines_of_failed_run(self, state: systemd.UnitState) -> list[systemd.JournalLine]:
+        """The journal of the run that failed: the current one, or the one before when a new one has begun."""
+        if not state.exists:
+            return []
+        restarted = state.n_restarts > (self.restarts_before or 0) and state.sub_state != "auto-restart"
+        if not restarted:
+            return systemd.journal_of_run(state.invocation_id, self._runner)
+        if self._previous_run and self._previous_run != state.invocation_id:
+            return systemd.journal_of_run(self._previous_run, self._runner)
+        older = [
+            line
+            for line in systemd.journal_of_unit(self.unit, self._runner)
+            if line.invocation_id and line.invocation_id != state.invocation_id
+        ]
+        return systemd.journal_of_run(older[-1].invocation_id, self._runner) if older else []
+
+    def _elapsed(self, state: systemd.UnitState) -> float:
+        return max(0.0, self._clock() - state.started_monotonic_s) if state.started_monotonic_s else 0.0
+
+
+def _baseline(first: systemd.UnitState) -> int:
+    """The restart counter to compare with when the caller gave none.
+
+    A unit that is starting must not be restarted. One that ran, or that systemd is about to start again after a crash,
+    may be restarted once: that is the recovery that is waited for.
+    """
+    starting = first.active_state == "activating" and first.sub_state != "auto-restart"
+    return first.n_restarts + (0 if starting else 1)
+
+
+def _last(lines: t.Sequence[systemd.JournalLine], count: int = LAST_LINES) -> tuple[str, ...]:
+    return tuple(quotable(line.message) for line in lines[-count:])
