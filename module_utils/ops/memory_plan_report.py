@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a memory plan says: sentences, tables, the comparison with a running server, Prometheus samples.
+
+Pure functions over ``memory_plan``'s dataclasses, standard library only. Text lines carry no trailing blanks, so that
+Ansible's YAML result format prints them as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .memory_plan import (
+    GIB,
+    INDEXER_BACKENDS,
+    MemoryPlan,
+    PlanInputs,
+    format_bytes,
+    indexer_tensors,
+    levers,
+    plan_memory,
+    swa_per_session,
+)
+from .memory_plan_models import DeepSeekV4Facts, PlanInputError
+
+
+def format_context(tokens: int) -> str:
+    """A length as operators say it: 524,288 -> '512k', 1,048,576 -> '1M', 5,000 -> '5,000'."""
+    for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
+        if tokens >= size and tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return f"{tokens:,}"
+
+
+def format_count(tokens: int) -> str:
+    """A pool size, decimal and short: 5,840,128 -> '5.84M', 584,012 -> '584k', 8,192 -> '8,192'."""
+    if tokens >= 1_000_000:
+        return f"{tokens / 1e6:.2f}M"
+    return f"{tokens / 1e3:.0f}k" if tokens >= 100_000 else f"{tokens:,}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def capacity_in_words(plan: MemoryPlan, short_tokens: int = 512) -> str:
+    """KV capacity as an operator says it: 'one 8k request, or 16 of 512 tokens'.
+
+    Counts what the pool holds; ``max_running_requests`` may admit fewer at once.
+    """
+    inputs = plan.inputs
+
+    def held(tokens: int) -> int:
+        return plan.max_total_num_tokens // (-(-tokens // inputs.page) * inputs.page)
+
+    full = held(inputs.context_length) if plan.fits else 0
+    number = {0: "no", 1: "one"}.get(full, f"{full:,}")
+    context = format_context(inputs.context_length)
+    return f"{number} {context} request{'s' if full > 1 else ''}, or {held(short_tokens):,} of {short_tokens:,} tokens"
+
+
+def verdict(plan: MemoryPlan) -> tuple:
+    """The plan in sentences: refused or not, full-context requests at once, sessions that stay warm, memory left."""
+    inputs = plan.inputs
+    if not plan.fits:
+        return tuple(f"Refused ({finding.id}): {finding.reason}." for finding in plan.refusals)
+    context = format_context(inputs.context_length)
+    lines = [
+        f"{_plural(plan.full_context_requests, 'full-context request')} of {context} tokens at once "
+        f"(limit: {plan.full_context_limit}); the pool holds {plan.max_total_num_tokens:,} tokens "
+        f"at {plan.bytes_per_token:,.0f} bytes each."
+    ]
+    if isinstance(inputs.model, DeepSeekV4Facts):
+        lines.append(
+            f"{_plural(plan.warm_sessions, 'returning session')} of {format_context(inputs.session_tokens)} tokens "
+            f"{'stays' if plan.warm_sessions == 1 else 'stay'} warm while all {inputs.max_running_requests} "
+            f"request slots are "
+            f"busy (limit: {plan.warm_sessions_limit}: {plan.swa_tokens:,} SWA tokens, "
+            f"{swa_per_session(inputs, inputs.session_tokens):,} per session); the next one starts cold."
+        )
+    lines.append(
+        f"{plan.free_left_gib:.1f} GiB per GPU stay free at the end of a {context} prompt: "
+        f"{plan.free_after_pools_gib:.1f} after "
+        f"the pools, less {plan.graph_gib:.1f} for decode graphs and {plan.near_limit_prefill_gib:.1f} for the "
+        f"prefill chunk."
+    )
+    lines += [f"Warning ({finding.id}): {finding.reason}." for finding in plan.warnings]
+    return tuple(lines)
+
+
+def lever_lines(plan: MemoryPlan) -> tuple:
+    """The levers as aligned text, one line each."""
+    rows = []
+    for lever in levers(plan):
+        change = f"{lever.setting} {_value(lever.old)} -> {_value(lever.new)}"
+        # Adding 0.0 turns a rounded -0.0 into 0.0.
+        free = round(lever.free_gain_gib, 1) + 0.0
+        gain = f"{lever.tokens_gain:+,} tokens, {lever.sessions_gain:+,} warm sessions, {free:+.1f} GiB free"
+        rows.append((change, gain, lever.cost))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    return tuple(f"{change:<{widths[0]}}  {gain:<{widths[1]}}  {cost}" for change, gain, cost in rows)
+
+
+def _value(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value}"
+
+
+def tensor_lines(inputs: PlanInputs) -> tuple:
+    """The largest transient tensors per indexer backend with their true sizes, decode and near-limit prefill."""
+    if not isinstance(inputs.model, DeepSeekV4Facts):
+        return ()
+    lines = []
+    for phase, rows in (("decode", inputs.cuda_graph_max_bs), ("prefill", inputs.chunked_prefill_size)):
+        if not rows:
+            continue
+        for backend in reversed(INDEXER_BACKENDS):
+            tensors = indexer_tensors(inputs, rows, phase, backend)
+            total = sum(tensor.bytes for tensor in tensors)
+            largest = max(tensors, key=lambda tensor: tensor.bytes)
+            shape = " x ".join(f"{size:,}" for size in largest.shape)
+            lines.append(
+                f"{phase:<8}{rows:>6} rows  {backend:<11}{format_bytes(total):>10}  largest: {largest.name} "
+                f"[{shape}] {largest.dtype} = {format_bytes(largest.bytes)}"
+            )
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Plans over fractions (rows) and contexts (columns); ``recommended`` is for the inputs' own context."""
+
+    inputs: PlanInputs
+    fractions: tuple
+    contexts: tuple
+    plans: Mapping[tuple, MemoryPlan]
+    recommended: float | None
+
+
+def plan_table(inputs: PlanInputs, fractions: Sequence[float], contexts: Sequence[int]) -> PlanTable:
+    """Plans every cell. Contexts above the model's maximum are left out; the inputs' own context is always a column."""
+    limit = inputs.model.max_position_embeddings
+    columns = tuple(sorted({c for c in contexts if c <= limit} | {inputs.context_length}))
+    rows = tuple(sorted(set(fractions)))
+    plans = {
+        (fraction, context): plan_memory(replace(inputs, mem_fraction_static=fraction, context_length=context))
+        for fraction in rows
+        for context in columns
+    }
+    return PlanTable(inputs, rows, columns, plans, _recommended(plans, rows, inputs.context_length))
+
+
+def _recommended(plans: Mapping[tuple, MemoryPlan], rows: Sequence[float], context: int) -> float | None:
+    keeping = [fraction for fraction in rows if plans[(fraction, context)].keeps_headroom]
+    return max(keeping) if keeping else None
+
+
+def table_lines(table: PlanTable) -> tuple:
+    """The table as terminal text without trailing blanks: per cell full-context requests and GiB left free."""
+    inputs = table.inputs
+    v4 = isinstance(inputs.model, DeepSeekV4Facts)
+    head = f"{'fraction':<10}{'tokens':>9}" + (f"{'SWA':>8}{'warm':>7}" if v4 else "")
+    head += "".join(f"{_column(context, inputs):>13}" for context in table.contexts)
+    lines = [head, "-" * len(head)]
+    for fraction in table.fractions:
+        plan = table.plans[(fraction, inputs.context_length)]
+        line = f"{fraction:<10.2f}{format_count(plan.max_total_num_tokens):>9}"
+        if v4:
+            line += f"{format_count(plan.swa_tokens):>8}{plan.warm_sessions:>7,}"
+        line += "".join(f"{_cell(table.plans[(fraction, context)]):>13}" for context in table.contexts)
+        lines.append(line + ("  <- recommended" if fraction == table.recommended else ""))
+    return tuple(lines + list(_legend(table)))
+
+
+def _column(context: int, inputs: PlanInputs) -> str:
+    return f"[{format_context(context)}]" if context == inputs.context_length else format_context(context)
+
+
+def _cell(plan: MemoryPlan) -> str:
+    if not plan.fits:
+        return "no"
+    mark = "" if plan.keeps_headroom else "!"
+    return f"{plan.full_context_requests:,} / {plan.free_left_gib:.1f}{mark}"
+
+
+def _legend(table: PlanTable) -> tuple:
+    inputs = table.inputs
+    lines = ["", "cell: full-context requests at once / GiB left free at the end of a full-context prompt's prefill"]
+    lines.append(f"  !  less than the headroom of {inputs.headroom:.1f} GiB      no  refused")
+    if isinstance(inputs.model, DeepSeekV4Facts):
+        session = format_context(inputs.session_tokens)
+        lines.append(
+            f"warm: returning sessions of {session} tokens that keep their prefix while every request slot is busy"
+        )
+    context = format_context(inputs.context_length)
+    if table.recommended is None:
+        lines.append(f"recommended: none of these fractions keeps {inputs.headroom:.1f} GiB free at context {context}")
+    else:
+        lines.append(
+            f"recommended: {table.recommended:.2f}, the largest fraction that keeps {inputs.headroom:.1f} GiB free "
+            f"at context {context}"
+        )
+    return tuple(lines)
+
+
+def summary_lines(plan: MemoryPlan) -> tuple:
+    """Inputs and memory of one plan as terminal text."""
+    inputs, model = plan.inputs, plan.inputs.model
+    lines = [
+        f"{model.name}, tp {inputs.tp_size}, context {inputs.context_length:,}, fraction "
+        f"{inputs.mem_fraction_static:g}, "
+        f"{inputs.max_running_requests} requests, chunk {inputs.chunked_prefill_size:,}"
+        + (f", indexer {inputs.indexer_backend}" if isinstance(model, DeepSeekV4Facts) else ""),
+        f"{'free before load':<22}{plan.free_before_load_gib:>8.2f} GiB",
+        f"{'weights':<22}{plan.weights_gib:>8.2f} GiB"
+        + ("" if inputs.weights_gib is not None else "  (estimated from the model facts)"),
+        f"{'resident beyond them':<22}{inputs.load_overhead_gib:>8.2f} GiB",
+    ]
+    for pool in plan.pools:
+        unit = "slot" if pool.name == "c128 state" else "token"
+        lines.append(
+            f"{'pool ' + pool.name:<22}{pool.bytes / GIB:>8.2f} GiB  {pool.tokens:>10,} {unit}s at "
+            f"{pool.bytes_per_token:,.1f} B"
+        )
+    lines += [
+        f"{'free after the pools':<22}{plan.free_after_pools_gib:>8.2f} GiB",
+        f"{'decode graphs':<22}{plan.graph_gib:>8.2f} GiB",
+        f"{'near-limit prefill':<22}{plan.near_limit_prefill_gib:>8.2f} GiB",
+        f"{'left free':<22}{plan.free_left_gib:>8.2f} GiB",
+    ]
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One quantity, planned and reported; ``ok`` when they differ by no more than the tolerance."""
+
+    quantity: str
+    planned: float
+    actual: float
+    ok: bool
+
+    @property
+    def ratio(self) -> float:
+        if self.planned:
+            return self.actual / self.planned
+        return 1.0 if not self.actual else math.inf
+
+
+# Reported name -> (where the plan has it, relative tolerance or None for the caller's).
+_COMPARED = {
+    "max_total_num_tokens": (lambda plan: plan.max_total_num_tokens, None),
+    "max_total_num_tokens_swa": (lambda plan: plan.swa_tokens, None),
+    "weight_memory_usage_gb": (lambda plan: plan.weights_gib, None),
+    "max_running_requests": (lambda plan: plan.max_running_requests, 0.0),
+    "context_len": (lambda plan: plan.inputs.context_length, 0.0),
+}
+
+
+def compare_with_server(plan: MemoryPlan, reported: Mapping[str, Any], tolerance: float = 0.03) -> tuple:
+    """Plan against what the server reports (/server_info, /metrics): one Drift per quantity present in ``reported``.
+
+    ``max_running_requests`` and ``context_len`` must be equal. Raises PlanInputError when nothing comparable was
+    reported.
+    """
+    drifts = []
+    for quantity, (planned_of, own_tolerance) in _COMPARED.items():
+        if reported.get(quantity) is None:
+            continue
+        planned, actual = float(planned_of(plan)), float(reported[quantity])
+        allowed = tolerance if own_tolerance is None else own_tolerance
+        drifts.append(Drift(quantity, planned, actual, abs(actual - planned) <= allowed * abs(planned)))
+    if not drifts:
+        raise PlanInputError("reported", sorted(reported), "at least one of " + ", ".join(_COMPARED))
+    return tuple(drifts)
+
+
+def drift_warnings(drifts: Sequence[Drift]) -> tuple:
+    """One sentence with both numbers for each quantity off its plan."""
+    return tuple(
+        f"{drift.quantity}: planned {drift.planned:,.6g}, the server reports {drift.actual:,.6g} "
+        f"({drift.ratio - 1:+.1%})"
+        for drift in drifts
+        if not drift.ok
+    )
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def metrics_text(plan: MemoryPlan, drifts: Sequence[Drift] = (), labels: Mapping[str, str] | None = None) -> str:
+    """Prometheus text format (node exporter's textfile collector): the plan, and planned against actual where known."""
+    base = dict(labels or {})
+
+    def sample(name: str, value: float, **extra: str) -> str:
+        pairs = ",".join(f'{key}="{_escape(str(text))}"' for key, text in {**base, **extra}.items())
+        return f"{name}{{{pairs}}} {value:.10g}" if pairs else f"{name} {value:.10g}"
+
+    families = [
+        (
+            "ops_memory_plan_pool_tokens",
+            "Tokens per cache pool in the memory plan.",
+            [
+                sample("ops_memory_plan_pool_tokens", pool.tokens, pool=pool.name)
+                for pool in plan.pools
+                if pool.name != "c128 state"
+            ],
+        ),
+        (
+            "ops_memory_plan_full_context_requests",
+            "Full-context requests that fit at once in the memory plan.",
+            [sample("ops_memory_plan_full_context_requests", plan.full_context_requests)],
+        ),
+        (
+            "ops_memory_plan_warm_sessions",
+            "Returning sessions that stay warm in the memory plan.",
+            [
+                sample(
+                    "ops_memory_plan_warm_sessions", plan.warm_sessions, session_tokens=str(plan.inputs.session_tokens)
+                )
+            ],
+        ),
+        (
+            "ops_memory_plan_free_bytes",
+            "Memory per GPU that the plan leaves free at the end of a full-context prefill.",
+            [sample("ops_memory_plan_free_bytes", plan.free_left_gib * GIB)],
+        ),
+        (
+            "ops_memory_plan_planned",
+            "Planned value of a quantity that the server reports.",
+            [sample("ops_memory_plan_planned", drift.planned, quantity=drift.quantity) for drift in drifts],
+        ),
+        (
+            "ops_memory_plan_actual",
+            "Value that the server reported after its start.",
+            [sample("ops_memory_plan_actual", drift.actual, quantity=drift.quantity) for drift in drifts],
+        ),
+        (
+            "ops_memory_plan_drift",
+            "1 when the server's value is off its plan by more than the tolerance.",
+            [sample("ops_memory_plan_drift", 0 if drift.ok else 1, quantity=drift.quantity) for drift in drifts],
+        ),
+    ]
+    lines = []
+    for name, text, samples in families:
+        if samples:
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge", *samples]
+    return "\n".join(lines) + "\n"
+
+
+def plan_to_dict(plan: MemoryPlan) -> dict:
+    """The plan as plain data for JSON and Ansible, with verdict, levers and capacity in words."""
+    data = asdict(plan)
+    data["fits"], data["keeps_headroom"] = plan.fits, plan.keeps_headroom
+    data["verdict"] = list(verdict(plan))
+    data["capacity"] = capacity_in_words(plan)
+    data["levers"] = [asdict(lever) for lever in levers(plan)]
+    return json.loads(json.dumps(data))
