@@ -42,7 +42,7 @@ options:
   wait:
     description:
       - Wait until systemd reports the unit as started. With V(false) the module returns when systemd has begun to
-        start the unit; follow with M(sglang_ready), which shows progress.
+        start the unit; follow with C(sglang_ready), which shows progress.
     type: bool
     default: true
 attributes:
@@ -57,7 +57,7 @@ attributes:
     platforms: posix
     support: full
 author:
-  - The maintainers of this repository
+  - The maintainers of this repository (!UNKNOWN)
 """
 
 EXAMPLES = r"""
@@ -108,10 +108,15 @@ main_pid_after:
   type: int
   sample: 5822
 n_restarts:
-  description: systemd's restart counter afterwards. Pass it to M(sglang_ready) as O(sglang_ready#module:restarts_before).
+  description: systemd's restart counter afterwards. Pass it to C(sglang_ready) as C(restarts_before).
   returned: always
   type: int
   sample: 0
+config_sha256:
+  description: O(config_sha256) as given. Pass it to M(sglang_ready).
+  returned: always
+  type: str
+  sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 invocation_id:
   description: systemd's ID of this run of the unit.
   returned: always
@@ -183,7 +188,7 @@ def missing_unit(module: AnsibleModule, wanted: Wanted, state: UnitState) -> Non
             next_command=f"systemctl list-unit-files '{wanted.name}'",
         )
         return
-    module.exit_json(**result_of(plan, state, state), diff=diff_of(plan, state))
+    module.exit_json(**result_of(plan, state, state), config_sha256=wanted.config_sha256, diff=diff_of(plan, state))
 
 
 def run(module: AnsibleModule) -> None:
@@ -207,7 +212,7 @@ def run(module: AnsibleModule) -> None:
         plan = service.plan(before)
         diff = diff_of(plan, before)
         if module.check_mode or not plan.changed:
-            module.exit_json(**result_of(plan, before, before), diff=diff)
+            module.exit_json(**result_of(plan, before, before), config_sha256=wanted.config_sha256, diff=diff)
         after = service.apply(plan, before, params["wait"])
     except PermissionError as error:
         module.fail_json(msg=f"cannot read the running configuration of {wanted.name}: {error}; run with become: true")
@@ -222,7 +227,7 @@ def run(module: AnsibleModule) -> None:
             next_command=failure.next_command,
             unit_state=failure.state.words(),
         )
-    module.exit_json(**result_of(plan, before, after), diff=diff)
+    module.exit_json(**result_of(plan, before, after), config_sha256=wanted.config_sha256, diff=diff)
 
 
 def main() -> None:

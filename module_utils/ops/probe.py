@@ -146,11 +146,16 @@ def process_exists(pid: int) -> bool:
     return True
 
 
+def say_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def wait_until_answering(
     client: Client,
     timeout: float,
     main_pid: int | None = None,
-    say: t.Callable[[str], None] = print,
+    say: t.Callable[[str], None] = say_line,
     clock: t.Callable[[], float] = time.monotonic,
     sleep: t.Callable[[float], None] = time.sleep,
 ) -> int:
@@ -179,10 +184,6 @@ def wait_until_answering(
         sleep(POLL_S)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
 def main(argv: t.Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="ops.probe", description="Wait until the engine generates a token.")
     parser.add_argument("--url", required=True, help="base URL, such as http://127.0.0.1:30001")
@@ -194,8 +195,8 @@ def main(argv: t.Sequence[str] | None = None) -> int:
         client = Client(arguments.url, read_token(token_file=arguments.api_key_file))
     except ValueError as error:
         parser.error(str(error))
-    return wait_until_answering(client, arguments.timeout, arguments.main_pid, _say)
+    return wait_until_answering(client, arguments.timeout, arguments.main_pid)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
