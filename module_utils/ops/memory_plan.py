@@ -301,13 +301,12 @@ def swa_in_flight(inputs: PlanInputs, requests: int) -> int:
 
 
 def swa_per_session(inputs: PlanInputs, tokens: int) -> int:
-    """SWA slots a finished session of ``tokens`` leaves in the radix cache.
+    """SWA slots a finished session of ``tokens`` leaves in the radix cache, at most.
 
-    Every prefill chunk keeps the two pages around its end (a reusable boundary), and the finished answer two more;
-    all of them age together in one LRU list. So a smaller chunked_prefill_size makes long sessions *more* expensive
-    here. Upper bound, held against SGLang's own cache by ``tests/unit/test_memory_plan_engine.py``.
+    Every prefill chunk keeps the two pages around its end, a boundary another request may continue from, and all of
+    them age in one LRU list. So a smaller chunked_prefill_size makes long sessions *more* expensive here.
     """
-    return (2 * _ceil_div(tokens, inputs.chunked_prefill_size) + 2) * V4_PAGE
+    return 2 * _ceil_div(tokens, inputs.chunked_prefill_size) * V4_PAGE
 
 
 def dense_bytes_per_token(inputs: PlanInputs) -> int:
@@ -339,16 +338,22 @@ def _tensor(name: str, phase: str, shape: Sequence[int], dtype: str) -> Tensor:
     return Tensor(name, phase, tuple(shape), dtype, math.prod(shape) * _TENSOR_BYTES[dtype])
 
 
+def row_length(inputs: PlanInputs) -> int:
+    """Positions in a request's row of ``req_to_token``: the context plus what a decode step may allocate ahead."""
+    draft = inputs.speculative_num_draft_tokens
+    return inputs.context_length + (2 * draft + V4_PAGE - 1 if draft else 4)
+
+
 def context_pages(inputs: PlanInputs) -> int:
-    """Pages per page-table row at full context; a request row is 4 positions (plus drafts) longer than the context."""
-    return _ceil_div(inputs.context_length + 4 + inputs.speculative_num_draft_tokens, V4_PAGE)
+    """Pages per row of the page table in a decode graph, which is built for the whole request row."""
+    return _ceil_div(row_length(inputs), V4_PAGE)
 
 
 def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | None = None) -> tuple:
     """Tensors one c4 layer's indexer call makes for ``rows`` queries at full context, for one of INDEXER_BACKENDS.
 
-    ``torch`` lists those alive at its peak (score times weight): pages gathered per row, their values in bf16, scale,
-    score, product. Source: srt/layers/attention/dsv4/indexer.py, kernels/ops/attention/dsa/tilelang_kernel.py of
+    ``torch`` lists those alive at its peak (score times weight): queries, pages gathered per row, their values in bf16,
+    scale, score, product. Source: srt/layers/attention/dsv4/indexer.py, kernels/ops/attention/dsa/tilelang_kernel.py of
     0.5.23.
     """
     backend = backend or inputs.indexer_backend
@@ -360,6 +365,7 @@ def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | No
         return (_tensor("indexer logits", phase, (rows, positions), "fp32"),)
     step = min(rows, TORCH_INDEXER_ROWS)
     tensors = [
+        _tensor("indexer queries", phase, (step, model.index_n_heads, model.index_head_dim), "bf16"),
         _tensor("indexer gathered pages", phase, (step, pages, 64 * (model.index_head_dim + 4)), "uint8"),
         _tensor("indexer values", phase, (step, positions, model.index_head_dim), "bf16"),
         _tensor("indexer scale", phase, (step, positions), "fp32"),
@@ -374,16 +380,7 @@ def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | No
 def v4_tensors(inputs: PlanInputs) -> tuple:
     """Large tensors outside the static budget: the largest decode graph, the last chunk of a near-limit prompt."""
     model, pages = inputs.model, context_pages(inputs)
-    slots = inputs.max_running_requests + 1
-    resident = [
-        _tensor(
-            "req_to_token",
-            "resident",
-            (slots, inputs.context_length + 4 + inputs.speculative_num_draft_tokens),
-            "int32",
-        ),
-    ]
-    tensors = resident
+    tensors = [_tensor("req_to_token", "resident", (inputs.max_running_requests + 1, row_length(inputs)), "int32")]
     for phase, rows in (("decode", inputs.cuda_graph_max_bs), ("prefill", inputs.chunked_prefill_size)):
         if not rows:
             continue
@@ -414,7 +411,7 @@ def dense_tensors(inputs: PlanInputs) -> tuple:
     model = inputs.model
     rows = inputs.chunked_prefill_size
     return (
-        _tensor("req_to_token", "resident", (inputs.max_running_requests + 1, inputs.context_length + 4), "int32"),
+        _tensor("req_to_token", "resident", (inputs.max_running_requests + 1, row_length(inputs)), "int32"),
         _tensor("MLP gate and up", "prefill", (rows, 2 * model.intermediate_size // inputs.tp_size), "fp32"),
         _tensor("logits", "decode", (max(inputs.cuda_graph_max_bs, 1), model.vocab_size), "fp32"),
     )

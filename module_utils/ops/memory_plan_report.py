@@ -277,10 +277,14 @@ def compare_with_server(plan: MemoryPlan, reported: Mapping[str, Any], tolerance
     return tuple(drifts)
 
 
+def _quantity(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
+
+
 def drift_warnings(drifts: Sequence[Drift]) -> tuple:
     """One sentence with both numbers for each quantity off its plan."""
     return tuple(
-        f"{drift.quantity}: planned {drift.planned:,.6g}, the server reports {drift.actual:,.6g} "
+        f"{drift.quantity}: planned {_quantity(drift.planned)}, the server reports {_quantity(drift.actual)} "
         f"({drift.ratio - 1:+.1%})"
         for drift in drifts
         if not drift.ok
