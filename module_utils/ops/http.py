@@ -8,10 +8,12 @@ still ends in time.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import ssl
+import threading
 import time
 import typing as t
 from dataclasses import dataclass
@@ -179,6 +181,7 @@ class _Call:
         self._payload = payload
         self._limit = client.timeout if timeout is None else timeout
         self._start = time.monotonic()
+        self._expired = threading.Event()
         self.status = 0
         self.headers: dict[str, str] = {}
 
@@ -193,21 +196,28 @@ class _Call:
         """The body as it arrives; raises HttpError."""
         connection = self._connection()
         try:
-            try:
-                yield from self._exchange(connection)
-            except (TimeoutError, socket.timeout):  # two types before Python 3.10
-                raise self.error("timeout", f"no complete answer within {self._limit:g} s") from None
-            except http.client.IncompleteRead:
-                raise self.error("truncated", "the connection ended inside the answer") from None
-            except http.client.RemoteDisconnected:
-                raise self.error("truncated", "the connection ended before an answer") from None
-            except http.client.HTTPException as exc:
-                raise self.error("body", f"the answer is not HTTP ({type(exc).__name__})") from None
-            except OSError as exc:
-                kind = "truncated" if self.status else "connect"
-                raise self.error(kind, exc.strerror or str(exc)) from None
+            yield from self._exchange(connection)
+        except (OSError, http.client.HTTPException) as exc:
+            raise self._translated(exc) from None
         finally:
             connection.close()
+        if self._expired.is_set():
+            raise self._timeout()
+
+    def _translated(self, exc: Exception) -> HttpError:
+        if self._expired.is_set() or isinstance(exc, (TimeoutError, socket.timeout)):  # two types before Python 3.10
+            return self._timeout()
+        if isinstance(exc, http.client.IncompleteRead):
+            return self.error("truncated", "the connection ended inside the answer")
+        if isinstance(exc, http.client.RemoteDisconnected):
+            return self.error("truncated", "the connection ended before an answer")
+        if isinstance(exc, http.client.HTTPException):
+            return self.error("body", f"the answer is not HTTP ({type(exc).__name__})")
+        kind = "truncated" if self.status else "connect"
+        return self.error(kind, getattr(exc, "strerror", None) or str(exc))
+
+    def _timeout(self) -> HttpError:
+        return self.error("timeout", f"no complete answer within {self._limit:g} s")
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = self._client._parts
@@ -215,12 +225,6 @@ class _Call:
         if parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=self._limit, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=self._limit)
-
-    def _remaining(self) -> float:
-        left = self._limit - self.elapsed_s
-        if left <= 0:
-            raise TimeoutError
-        return left
 
     def _exchange(self, connection: http.client.HTTPConnection) -> t.Iterator[bytes]:
         headers = {"Accept": "application/json, text/event-stream", "Connection": "close"}
@@ -230,25 +234,35 @@ class _Call:
         if self._payload is not None:
             body = json.dumps(self._payload).encode()
             headers["Content-Type"] = "application/json"
-        connection.request(self._method, self._target, body=body, headers=headers)
-        sock = connection.sock
-        sock.settimeout(self._remaining())
-        response = connection.getresponse()
-        self.status = response.status
-        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        connection.connect()
+        alarm = threading.Timer(max(0.0, self._limit - self.elapsed_s), self._expire, [connection.sock])
+        alarm.daemon = True
+        alarm.start()
         try:
-            if not 200 <= response.status <= 299:
-                raise self._status_error(response)
-            while True:
-                sock.settimeout(self._remaining())
-                piece = response.read1(READ_BYTES)
-                if not piece:
-                    break
-                yield piece
-            if response.length:
-                raise self.error("truncated", f"the connection ended {response.length} bytes before the end")
+            connection.request(self._method, self._target, body=body, headers=headers)
+            with connection.getresponse() as response:
+                self.status = response.status
+                self.headers = {name.lower(): value for name, value in response.getheaders()}
+                yield from self._body(response)
         finally:
-            response.close()
+            alarm.cancel()
+
+    def _expire(self, sock: socket.socket) -> None:
+        """End a blocked read when the time is over; a limit for each read would let a slow sender go on for ever."""
+        self._expired.set()
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not TLS' own, which another thread is reading with
+
+    def _body(self, response: http.client.HTTPResponse) -> t.Iterator[bytes]:
+        if not 200 <= response.status <= 299:
+            raise self._status_error(response)
+        while True:
+            piece = response.read1(READ_BYTES)
+            if not piece:
+                break
+            yield piece
+        if response.length and not self._expired.is_set():
+            raise self.error("truncated", f"the connection ended {response.length} bytes before the end")
 
     def _status_error(self, response: http.client.HTTPResponse) -> HttpError:
         try:

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import typing as t
+
+import pytest
+from openai_server import FakeServer
+
+from ops.http import Client, HttpError, read_token, sse_data
+
+EVENTS = "data: {\"a\": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n".encode()
+EXPECTED = ['{"a": 1}', "Stra\u00dfe \u6771\u4eac \U0001f5fc", "one\ntwo"]
+
+
+@pytest.mark.parametrize("cut", range(len(EVENTS) + 1))
+def test_events_are_the_same_wherever_the_body_is_cut(cut: int) -> None:
+    assert list(sse_data([EVENTS[:cut], EVENTS[cut:]])) == EXPECTED
+
+
+def test_events_arrive_byte_by_byte() -> None:
+    assert list(sse_data(EVENTS[i : i + 1] for i in range(len(EVENTS)))) == EXPECTED
+
+
+def test_an_event_without_its_end_is_not_yielded() -> None:
+    assert list(sse_data([b"data: whole\n\ndata: cut"])) == ["whole"]
+
+
+class RawServer:
+    """Sends prepared bytes to each connection after its request, then closes."""
+
+    def __init__(self, answer: bytes, pause: float = 0.0, step: int = 0) -> None:
+        self.answer, self.pause, self.step = answer, pause, step
+        self.requests: list[bytes] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def __enter__(self) -> RawServer:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _address = self.listener.accept()
+            except OSError:
+                return
+            with connection:
+                self.requests.append(connection.recv(65536))
+                step = self.step or len(self.answer)
+                try:
+                    for start in range(0, len(self.answer), max(1, step)):
+                        connection.sendall(self.answer[start : start + step])
+                        time.sleep(self.pause)
+                except OSError:
+                    pass
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "status", "words"),
+    [
+        pytest.param(b"", "truncated", None, "before an answer", id="closed at once"),
+        pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", "body", None, "not HTTP", id="another protocol"),
+        pytest.param(OK + b'Content-Length: 50\r\n\r\n{"a"', "truncated", 200, "46 bytes before the end", id="short body"),
+        pytest.param(
+            OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{\"a\":\r\n", "truncated", 200, "inside", id="short chunks"
+        ),
+        pytest.param(OK + b"Content-Length: 5\r\n\r\nhello", "body", 200, "not JSON", id="no JSON"),
+        pytest.param(
+            b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 400\r\n\r\n" + b"x" * 400,
+            "status",
+            500,
+            "status 500 Internal Server Error",
+            id="status 500",
+        ),
+        pytest.param(
+            b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+            "status",
+            302,
+            "status 302",
+            id="a redirect is not followed",
+        ),
+    ],
+)
+def test_failures_have_a_kind_and_the_evidence(answer: bytes, kind: str, status: int | None, words: str) -> None:
+    with RawServer(answer) as server, pytest.raises(HttpError) as caught:
+        Client(server.url, timeout=5).get_json("/path")
+    error = caught.value
+    assert (error.kind, error.status) == (kind, status)
+    assert words in str(error)
+    assert f"GET {server.url}/path" in str(error)
+    assert 0 <= error.elapsed_s < 5
+    assert len(error.body) <= 200
+
+
+def test_a_closed_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(HttpError, match="Connection refused") as caught:
+        Client(f"http://127.0.0.1:{port}", timeout=5).get("/")
+    assert caught.value.kind == "connect"
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(HttpError) as caught:
+        Client("http://name.invalid:1", timeout=5).get("/")
+    assert caught.value.kind == "connect"
+
+
+def test_the_limit_is_for_the_whole_answer_not_for_one_read() -> None:
+    body = b"{" + b" " * 200 + b"}"
+    answer = OK + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    with RawServer(answer, pause=0.05, step=1) as server:
+        start = time.monotonic()
+        with pytest.raises(HttpError, match=r"no complete answer within 0\.5 s") as caught:
+            Client(server.url, timeout=0.5).get_json("/")
+    assert caught.value.kind == "timeout"
+    assert 0.4 < time.monotonic() - start < 2
+
+
+def test_a_streamed_answer_that_never_ends_is_ended() -> None:
+    with FakeServer("slow_trickle") as fake:
+        payload = {"messages": [{"role": "user", "content": "capital of France"}], "stream": True}
+        with pytest.raises(HttpError) as caught:
+            list(Client(fake.base_url, timeout=0.5).post_sse("/v1/chat/completions", payload))
+    assert caught.value.kind == "timeout"
+
+
+def test_no_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    with FakeServer() as fake:
+        assert Client(fake.base_url).get("/health").status == 200
+
+
+def test_the_token_is_sent_and_never_shown() -> None:
+    with FakeServer() as fake:
+        fake.api_key = "right"
+        client = Client(fake.base_url, token="wrong-secret")
+        with pytest.raises(HttpError) as caught:
+            client.post_json("/v1/chat/completions", {})
+        assert fake.seen_keys == ["Bearer wrong-secret"]
+    assert caught.value.status == 401
+    assert "wrong-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("127.0.0.1:30001", "not an http"),
+        ("ftp://host", "not an http"),
+        ("http://", "not an http"),
+        ("http://user:secret@host", "apart from it"),
+        ("http://host?key=secret", "apart from it"),
+        ("http://host:port", "ort"),
+        ("http://host:99999", "ort"),
+    ],
+)
+def test_bad_urls_are_refused(url: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        Client(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_token_from_a_file(tmp_path: t.Any) -> None:
+    path = tmp_path / "key"
+    path.write_text("  sk-123\n")
+    assert read_token(token_file=str(path)) == "sk-123"
+    assert read_token("sk-123") == "sk-123"
+    assert read_token() is None
+
+
+@pytest.mark.parametrize(
+    ("token", "content", "words"),
+    [
+        ("a", "b", "not both"),
+        (None, "", "is empty"),
+        (None, "two words", "space"),
+        (None, b"\xff\xfe", "not UTF-8"),
+        (None, None, "No such file"),
+        ("sk-\t1", None, "space"),
+    ],
+)
+def test_bad_tokens_are_refused_unquoted(tmp_path: t.Any, token: str | None, content: t.Any, words: str) -> None:
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    token_file = None if token == "sk-\t1" else str(path)
+    with pytest.raises(ValueError, match=words) as caught:
+        read_token(token, token_file)
+    assert "two words" not in str(caught.value)
+    assert "sk-" not in str(caught.value)
