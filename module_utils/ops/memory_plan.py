@@ -779,41 +779,43 @@ def levers(plan: MemoryPlan) -> tuple:
             changed = plan_memory(replace(inputs, **{setting: value}))
         except PlanInputError:
             return
-        found.append(_lever(plan, changed, setting, old, value, cost))
+        lever = _lever(plan, changed, setting, old, value, cost)
+        if max(lever.tokens_gain, lever.sessions_gain, round(lever.free_gain_gib, 1)) > 0:
+            found.append(lever)
 
     fraction = round(inputs.mem_fraction_static + 0.02, 3)
-    turn("mem_fraction_static", min(fraction, 0.97), "the same amount less free memory for graphs and prefill")
+    turn("mem_fraction_static", min(fraction, 0.97), "less free memory for graphs and prefill")
     turn(
         "max_running_requests",
         max(inputs.max_running_requests // 2, 1),
-        "requests beyond it wait in the queue; each slot holds a c128 state ring",
+        "requests beyond it wait in the queue",
     )
     turn(
         "swa_full_tokens_ratio",
         round(inputs.swa_full_tokens_ratio / 2, 4),
-        "half as many SWA tokens: fewer returning sessions keep their prefix",
+        "fewer returning sessions keep their prefix",
     )
     turn(
         "swa_full_tokens_ratio",
         min(round(inputs.swa_full_tokens_ratio * 2, 4), 1.0),
-        "fewer tokens in the KV pool; more returning sessions keep their prefix",
+        "fewer tokens in the KV pool",
     )
-    turn("compress_state_dtype", "bfloat16", "compressor state rounded to bf16: compare answers before and after")
+    turn("compress_state_dtype", "bfloat16", "rounded state: compare answers before and after")
     if inputs.mtp:
         turn("speculative_num_draft_tokens", 0, "no speculative decoding")
     turn(
         "chunked_prefill_size",
         inputs.chunked_prefill_size * 2,
-        "larger prefill tensors, longer stalls of running requests; fewer SWA boundaries per session",
+        "longer stalls of running requests",
     )
     turn(
         "chunked_prefill_size",
         inputs.chunked_prefill_size // 2 // V4_PAGE * V4_PAGE,
-        "slower prefill; more SWA boundaries per session",
+        "slower prefill, fewer warm sessions",
     )
     if inputs.indexer_backend != "dsv4_sm120":
         turn("indexer_backend", "dsv4_sm120", "needs the kernel package of this repository")
-    turn("tp_size", inputs.tp_size * 2, "twice the GPUs per replica, all-reduce over PCIe in every layer")
+    turn("tp_size", inputs.tp_size * 2, "twice the GPUs, all-reduce over more of them")
     return tuple(found)
 
 

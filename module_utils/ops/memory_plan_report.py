@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -92,16 +93,21 @@ def verdict(plan: MemoryPlan) -> tuple:
 
 
 def lever_lines(plan: MemoryPlan) -> tuple:
-    """The levers as aligned text, one line each."""
-    rows = []
-    for lever in levers(plan):
-        change = f"{lever.setting} {_value(lever.old)} -> {_value(lever.new)}"
+    """The levers as an aligned table with a heading; empty when there is none."""
+    found = levers(plan)
+    if not found:
+        return ()
+    v4 = isinstance(plan.inputs.model, DeepSeekV4Facts)
+    changes = [f"{lever.setting} {_value(lever.old)} -> {_value(lever.new)}" for lever in found]
+    width = max(len(change) for change in changes) + 2
+    warm = f"{'warm':>6}" if v4 else ""
+    lines = [f"{'to get more':<{width}}{'tokens':>12}{warm}{'free GiB':>10}  cost"]
+    for change, lever in zip(changes, found):
         # Adding 0.0 turns a rounded -0.0 into 0.0.
         free = round(lever.free_gain_gib, 1) + 0.0
-        gain = f"{lever.tokens_gain:+,} tokens, {lever.sessions_gain:+,} warm sessions, {free:+.1f} GiB free"
-        rows.append((change, gain, lever.cost))
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-    return tuple(f"{change:<{widths[0]}}  {gain:<{widths[1]}}  {cost}" for change, gain, cost in rows)
+        warm = f"{lever.sessions_gain:>+6,}" if v4 else ""
+        lines.append(f"{change:<{width}}{lever.tokens_gain:>+12,}{warm}{free:>+10.1f}  {lever.cost}")
+    return tuple(lines)
 
 
 def _value(value: Any) -> str:
@@ -161,16 +167,17 @@ def table_lines(table: PlanTable) -> tuple:
     """The table as terminal text without trailing blanks: per cell full-context requests and GiB left free."""
     inputs = table.inputs
     v4 = isinstance(inputs.model, DeepSeekV4Facts)
-    head = f"{'fraction':<10}{'tokens':>9}" + (f"{'SWA':>8}{'warm':>7}" if v4 else "")
-    head += "".join(f"{_column(context, inputs):>13}" for context in table.contexts)
+    head = f"  {'fraction':<8}{'tokens':>9}" + (f"{'SWA':>8}{'warm':>7}" if v4 else "")
+    head += "".join(f"{_column(context, inputs):>12}" for context in table.contexts)
     lines = [head, "-" * len(head)]
     for fraction in table.fractions:
         plan = table.plans[(fraction, inputs.context_length)]
-        line = f"{fraction:<10.2f}{format_count(plan.max_total_num_tokens):>9}"
+        mark = ">" if fraction == table.recommended else " "
+        line = f"{mark} {fraction:<8.3g}{format_count(plan.max_total_num_tokens):>9}"
         if v4:
             line += f"{format_count(plan.swa_tokens):>8}{plan.warm_sessions:>7,}"
-        line += "".join(f"{_cell(table.plans[(fraction, context)]):>13}" for context in table.contexts)
-        lines.append(line + ("  <- recommended" if fraction == table.recommended else ""))
+        line += "".join(f"{_cell(table.plans[(fraction, context)]):>12}" for context in table.contexts)
+        lines.append(line)
     return tuple(lines + list(_legend(table)))
 
 
@@ -199,7 +206,7 @@ def _legend(table: PlanTable) -> tuple:
         lines.append(f"recommended: none of these fractions keeps {inputs.headroom:.1f} GiB free at context {context}")
     else:
         lines.append(
-            f"recommended: {table.recommended:.2f}, the largest fraction that keeps {inputs.headroom:.1f} GiB free "
+            f"  >  recommended, {table.recommended:g}: the largest fraction that keeps {inputs.headroom:.1f} GiB free "
             f"at context {context}"
         )
     return tuple(lines)
@@ -231,6 +238,16 @@ def summary_lines(plan: MemoryPlan) -> tuple:
         f"{'left free':<22}{plan.free_left_gib:>8.2f} GiB",
     ]
     return tuple(lines)
+
+
+def report(plan: MemoryPlan, table: PlanTable | None = None) -> str:
+    """Everything about a plan as text for a terminal: memory, table, verdict, levers, the indexer's tensors."""
+    sentences = [textwrap.fill(line, 112, subsequent_indent="  ") for line in verdict(plan)]
+    tensors = tensor_lines(plan.inputs)
+    if tensors:
+        tensors = (f"indexer tensors at context {plan.inputs.context_length:,}", *tensors)
+    blocks = [summary_lines(plan), table_lines(table) if table else (), sentences, lever_lines(plan), tensors]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 @dataclass(frozen=True)

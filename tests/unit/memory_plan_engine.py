@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Answers questions about memory with the installed engine's own code; runs under the engine's Python, on a CPU.
 
-One JSON request per line on stdin, one JSON answer per line on stdout. ``test_memory_plan_engine.py`` starts it, so that the
-tests themselves need neither torch nor SGLang.
+One JSON request per line on stdin, one JSON answer per line on stdout. ``test_memory_plan_engine.py`` starts it, so
+that the tests themselves need neither torch nor SGLang.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def id_of(tensor) -> int:
 
 
 def indexer_fallback(*, rows, pages) -> dict:
-    """Peak and largest allocation of the torch indexer fallback for ``rows`` queries over ``pages`` pages of 64 positions."""
+    """Peak and largest allocation of the torch indexer fallback, ``rows`` queries over ``pages`` of 64 positions."""
     query = torch.zeros(rows, 1, 64, 128).to(torch.float8_e4m3fn)
     cache = torch.zeros(4, 64, 1, 132, dtype=torch.uint8)
     weight = torch.zeros(rows, 64)
@@ -283,7 +283,7 @@ class _Cache:
 def sessions(*, count, tokens, answer, swa, chunk) -> dict:
     """``count`` sessions of ``tokens`` (answer included) loaded in turn, then each returns once, in the same order.
 
-    Returns the SWA slots the first one left behind and how many returned warm (their prompt's last page was still held).
+    Returns the SWA slots that the first one left behind, and how many returned to find their last page still held.
     """
     prompt = tokens - answer
     room = count * (tokens + 4 * PAGE) // PAGE * PAGE + 64 * PAGE

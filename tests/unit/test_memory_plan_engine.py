@@ -225,7 +225,7 @@ def test_dense_weight_inventory_counts_every_parameter(engine):
 def test_a_session_leaves_no_more_swa_than_the_plan_charges(engine, prompt, answer, chunk):
     inputs = inputs_for(FLASH, chunked_prefill_size=chunk)
     left = engine.ask("sessions", count=1, tokens=prompt + answer, answer=answer, swa=40_960, chunk=chunk)["swa_left"]
-    # The plan knows one length and charges the answer as if it had been prefilled; by the prompt alone it is this tight.
+    # The plan charges the answer as if it had been prefilled; by the prompt alone it is this tight.
     assert mp.swa_per_session(inputs, prompt) - 2 * mp.V4_PAGE <= left <= mp.swa_per_session(inputs, prompt + answer)
 
 
