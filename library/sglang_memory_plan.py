@@ -316,6 +316,7 @@ def run(params):
 
 
 def main():
+    # no_log is false where Ansible would take a count of tokens for a secret.
     module = AnsibleModule(
         argument_spec={
             "model": {"type": "str", "choices": list(BUILTIN_MODELS)},
@@ -333,18 +334,18 @@ def main():
                 "choices": ["auto", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16", "float32"],
                 "default": "auto",
             },
-            "swa_full_tokens_ratio": {"type": "float", "default": 0.1},
+            "swa_full_tokens_ratio": {"type": "float", "default": 0.1, "no_log": False},
             "compress_state_dtype": {"type": "str", "choices": list(COMPRESS_STATE_DTYPES), "default": "float32"},
-            "speculative_num_draft_tokens": {"type": "int", "default": 0},
+            "speculative_num_draft_tokens": {"type": "int", "default": 0, "no_log": False},
             "indexer_backend": {"type": "str", "choices": list(INDEXER_BACKENDS), "default": "dsv4_sm120"},
-            "max_total_tokens": {"type": "int"},
+            "max_total_tokens": {"type": "int", "no_log": False},
             "page_size": {"type": "int", "default": 1},
             "weights_gib": {"type": "float"},
             "graph_gib": {"type": "float"},
             "runtime_gib": {"type": "float", "default": 0.77},
             "load_overhead_gib": {"type": "float", "default": 0.4},
             "headroom_gib": {"type": "float"},
-            "session_tokens": {"type": "int", "default": 65536},
+            "session_tokens": {"type": "int", "default": 65536, "no_log": False},
             "mem_fractions": {"type": "list", "elements": "float", "default": []},
             "context_lengths": {"type": "list", "elements": "int", "default": []},
             "server": {"type": "dict"},
