@@ -4,8 +4,10 @@
 A subtree is <mount point>/sglang-lab-<lab id>/<host>. These empty directories are the only thing
 that outlives the namespaces of a killed lab; `remove` clears them.
 """
+
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -43,9 +45,12 @@ def hierarchies(mountinfo: str | None = None) -> list[Hierarchy]:
 
 def check() -> None:
     if not any("memory" in hierarchy.controllers for hierarchy in hierarchies()):
-        raise LabError("no memory controller is mounted below /sys/fs/cgroup",
-                       seen=", ".join(str(hierarchy.mount) for hierarchy in hierarchies()) or "no cgroup mount",
-                       wanted="cgroup v2, or v1 with memory", next="grep cgroup /proc/self/mountinfo")
+        raise LabError(
+            "no memory controller is mounted below /sys/fs/cgroup",
+            seen=", ".join(str(hierarchy.mount) for hierarchy in hierarchies()) or "no cgroup mount",
+            wanted="cgroup v2, or v1 with memory",
+            next="grep cgroup /proc/self/mountinfo",
+        )
 
 
 def _enable(directory: Path, controllers: frozenset[str]) -> None:
@@ -56,12 +61,16 @@ def _enable(directory: Path, controllers: frozenset[str]) -> None:
         if missing:
             control.write_text(" ".join(f"+{controller}" for controller in missing))
     except OSError as error:
-        raise LabError("this machine's cgroup v2 tree does not hand controllers down", seen=f"{control}: {error.strerror}",
-                       wanted=" ".join(missing), next="in a container: move its processes out of the root cgroup first") from error
+        raise LabError(
+            "this machine's cgroup v2 tree does not hand controllers down",
+            seen=f"{control}: {error.strerror}",
+            wanted=" ".join(missing),
+            next="in a container: move its processes out of the root cgroup first",
+        ) from error
 
 
 def create(lab: str, host: str, memory: int) -> list[Path]:
-    """Make the host's subtree in every hierarchy, limit its memory (bytes), and return the cgroup.procs files to join."""
+    """Make the host's subtree in every hierarchy and limit its memory (bytes); returns the cgroup.procs to join."""
     remove(lab, host)  # v2 refuses processes in a group whose children an earlier boot has used
     joins = []
     for hierarchy in hierarchies():
@@ -101,12 +110,14 @@ def remove(lab: str, host: str = "", seconds: float = 5) -> None:
     while left := subtrees(lab, host):
         for top in left:
             for directory, _, _ in os.walk(top, topdown=False):
-                try:
+                with contextlib.suppress(OSError):  # busy: the next round tries again
                     os.rmdir(directory)
-                except OSError:
-                    pass  # busy: the next round tries again
         if subtrees(lab, host):
             if time.monotonic() > end:
-                raise LabError("a cgroup of the lab is still in use", seen=left[0], wanted="no process in it",
-                               next=f"cat {left[0]}/cgroup.procs")
+                raise LabError(
+                    "a cgroup of the lab is still in use",
+                    seen=left[0],
+                    wanted="no process in it",
+                    next=f"cat {left[0]}/cgroup.procs",
+                )
             time.sleep(0.05)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The commands of lab/lab."""
+
 from __future__ import annotations
 
 import argparse
@@ -54,16 +55,27 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options, and the command after `--`."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(prog="lab/lab", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="lab/lab", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     hosts = argparse.ArgumentParser(add_help=False)
-    hosts.add_argument("hosts", nargs="*", metavar="NAME=IP", help=f"hosts, at most 11 characters a name ({' '.join(DEFAULT_HOSTS)})")
-    hosts.add_argument("--bind-ro", action="append", default=os.environ.get("LAB_BIND_RO", "").split(), metavar="SRC:DST",
-                       help="a directory of this machine, read-only in the new hosts")
+    hosts.add_argument(
+        "hosts", nargs="*", metavar="NAME=IP", help=f"hosts, at most 11 characters a name ({' '.join(DEFAULT_HOSTS)})"
+    )
+    hosts.add_argument(
+        "--bind-ro",
+        action="append",
+        default=os.environ.get("LAB_BIND_RO", "").split(),
+        metavar="SRC:DST",
+        help="a directory of this machine, read-only in the new hosts",
+    )
     hosts.add_argument("--memory", default=os.environ.get("LAB_MEMORY") or "12g", help="limit of each new host (12g)")
     one = commands.add_parser("image", help="build the hosts' base image, or find it in the cache")
     one.add_argument("--rebuild", action="store_true", help="even if the cache has it (newer packages)")
-    commands.add_parser("up", parents=[hosts], help="start hosts and wait until they have booted; those that are up stay")
+    commands.add_parser(
+        "up", parents=[hosts], help="start hosts and wait until they have booted; those that are up stay"
+    )
     commands.add_parser("down", help="end and remove everything of this lab")
     one = commands.add_parser("status", help="what is up; exit code 3 when nothing is")
     one.add_argument("--json", action="store_true", help="for programs")
@@ -74,11 +86,15 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     one = commands.add_parser("power", help="power NAME on|off|cut: switch on, power off cleanly, or pull the plug")
     one.add_argument("name")
     one.add_argument("to", choices=["on", "off", "cut"])
-    commands.add_parser("run", parents=[hosts], help="run [NAME=IP...] -- CMD...: up, CMD, down; the lab dies with this process")
+    commands.add_parser(
+        "run", parents=[hosts], help="run [NAME=IP...] -- CMD...: up, CMD, down; the lab dies with this process"
+    )
     one = commands.add_parser("forward", help="forward [LISTEN:]PORT=NAME:PORT: reach a host's port from this machine")
-    one.add_argument("forward", metavar="[LISTEN:]PORT=NAME:PORT", help="LISTEN is 127.0.0.1 unless given; ends with the lab")
+    one.add_argument(
+        "forward", metavar="[LISTEN:]PORT=NAME:PORT", help="LISTEN is 127.0.0.1 unless given; ends with the lab"
+    )
     options = parser.parse_args(arguments[:split])
-    command = arguments[split + 1:]
+    command = arguments[split + 1 :]
     if options.command in ("exec", "run") and not command:
         parser.error(f"{options.command} needs -- CMD...")
     return options, command
@@ -92,6 +108,13 @@ def bring_up(lab: Lab, specs: list[HostSpec], with_parent: bool = False) -> None
     begin = time.monotonic()
     built = None if lab.up else image.ensure(lab.settings.cache, say)
     with lab.lock():
+        if with_parent and lab.up:
+            raise LabError(
+                f"the lab {lab.settings.name!r} is up already",
+                seen=f"pid {lab.pid}",
+                wanted="a lab of its own for `run`",
+                next="lab/lab exec -- CMD, or LAB_NAME=other lab/lab run ...",
+            )
         if not lab.up:
             begin = time.monotonic()
             lab.start(built or image.ensure(lab.settings.cache, say), control_address(specs[0].ip), with_parent)
@@ -105,14 +128,15 @@ def bring_up(lab: Lab, specs: list[HostSpec], with_parent: bool = False) -> None
 
 
 def do_image(lab: Lab, options: argparse.Namespace, _command: list[str]) -> None:
-    machine.check(lab.settings.state_root)
+    machine.check()
     print(image.ensure(lab.settings.cache, say, options.rebuild))
 
 
 def do_up(lab: Lab, options: argparse.Namespace, _command: list[str]) -> None:
     specs = wanted_hosts(options)
     lab.require_outside("lab up")
-    machine.check(lab.settings.state_root)
+    machine.check()
+    machine.check_state_root(lab.settings.state_root)
     bring_up(lab, specs)
 
 
@@ -126,25 +150,26 @@ def do_down(lab: Lab, _options: argparse.Namespace, _command: list[str]) -> None
 def do_run(lab: Lab, options: argparse.Namespace, command: list[str]) -> int:
     specs = wanted_hosts(options)
     lab.require_outside("lab run")
-    machine.check(lab.settings.state_root)
-    if lab.up:
-        raise LabError(f"the lab {lab.settings.name!r} is up already", seen=f"pid {lab.pid}", wanted="a lab of its own for `run`",
-                       next="lab/lab exec -- CMD, or LAB_NAME=other lab/lab run ...")
+    machine.check()
+    machine.check_state_root(lab.settings.state_root)
     parent = os.getppid()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda signum, _frame: sys.exit(128 + signum))
     try:
         bring_up(lab, specs, with_parent=True)
         process = subprocess.Popen(lab.enter(command))
         while os.getppid() == parent:
             try:
-                return process.wait(timeout=0.5)
+                code = process.wait(timeout=0.5)
             except subprocess.TimeoutExpired:
-                pass
+                continue
+            return code if code >= 0 else 128 - code
         say("the calling process has ended, taking the lab down")
-        return 143
+        return 128 + signal.SIGHUP
     finally:
-        with lab.lock():
-            lab.remove()
+        if lab.started:
+            with lab.lock():
+                lab.remove()
 
 
 def do_status(lab: Lab, options: argparse.Namespace, _command: list[str]) -> int:
@@ -157,8 +182,9 @@ def do_status(lab: Lab, options: argparse.Namespace, _command: list[str]) -> int
         return 0
     print(f"{lab.settings.id}: up, state in {lab.state}, control node {status['control']}")
     for host in status["hosts"]:
-        used = f"{host['memory_used'] >> 20} of {host['memory'] >> 20} MiB" if host["memory_used"] is not None else "-"
-        print(f"  {host['name']:<11} {host['ip']:<15} {'on' if host['on'] else 'off':<3}  boots {host['boots']}  memory {used}")
+        power = "on" if host["on"] else "off"
+        memory = f"memory {(host['memory_used'] or 0) >> 20} of {host['memory'] >> 20} MiB"
+        print(f"  {host['name']:<11} {host['ip']:<15} {power:<3}  boots {host['boots']}  {memory}")
         for source, target in host["binds"]:
             print(f"    {target} is {source}, read-only")
     for near, far in status["forwards"].items():
@@ -176,11 +202,36 @@ def do_shell(lab: Lab, options: argparse.Namespace, command: list[str]) -> None:
     lab.require_up()
     leader = lab.host(options.name)["leader"]
     if not leader:
-        raise LabError(f"{options.name} is off", seen="no process 1", wanted="a running host", next=f"lab/lab power {options.name} on")
-    environment = ["env", "-i", "HOME=/root", "LANG=C.UTF-8", f"TERM={os.environ.get('TERM', 'dumb')}",
-                   "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
-    words = lab.enter(["nsenter", "--target", str(leader), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--",
-                       *environment, *(options.words + command or ["bash", "-l"])])
+        raise LabError(
+            f"{options.name} is off",
+            seen="no process 1",
+            wanted="a running host",
+            next=f"lab/lab power {options.name} on",
+        )
+    environment = [
+        "env",
+        "-i",
+        "HOME=/root",
+        "LANG=C.UTF-8",
+        f"TERM={os.environ.get('TERM', 'dumb')}",
+        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    ]
+    words = lab.enter(
+        [
+            "nsenter",
+            "--target",
+            str(leader),
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--cgroup",
+            "--",
+            *environment,
+            *(options.words + command or ["bash", "-l"]),
+        ]
+    )
     os.execvp(words[0], words)
 
 
@@ -198,8 +249,12 @@ def do_forward(lab: Lab, options: argparse.Namespace, _command: list[str]) -> No
     listen, _, near_port = near.rpartition(":")
     name, _, far_port = far.partition(":")
     if not all(port.isdigit() and 0 < int(port) < 65536 for port in (near_port, far_port)):
-        raise LabError("the forward is not usable", seen=repr(options.forward), wanted="[LISTEN:]PORT=NAME:PORT",
-                       next="lab/lab forward 9090=lab1:9090")
+        raise LabError(
+            "the forward is not usable",
+            seen=repr(options.forward),
+            wanted="[LISTEN:]PORT=NAME:PORT",
+            next="lab/lab forward 9090=lab1:9090",
+        )
     lab.require_up()
     lab.require_outside("lab forward")
     lab.host(name)
@@ -215,11 +270,24 @@ def do_forward(lab: Lab, options: argparse.Namespace, _command: list[str]) -> No
             listener.bind(address)
             listener.listen(128)
         except OSError as error:
-            raise LabError("this machine's port cannot be opened", seen=f"{key}: {error.strerror}", wanted="a free port",
-                           next=f"lab/lab forward {int(near_port) + 10000}={far}, or ss -ltnp") from error
+            raise LabError(
+                "this machine's port cannot be opened",
+                seen=f"{key}: {error.strerror}",
+                wanted="a free port",
+                next=f"lab/lab forward {int(near_port) + 10000}={far}, or ss -ltnp",
+            ) from error
         lab.ask("forward", (listener.fileno(),), name=name, port=int(far_port))
     say(f"{key} -> {name}:{far_port}, until the lab ends")
 
 
-COMMANDS = {"image": do_image, "up": do_up, "down": do_down, "status": do_status, "exec": do_exec, "shell": do_shell,
-            "power": do_power, "run": do_run, "forward": do_forward}
+COMMANDS = {
+    "image": do_image,
+    "up": do_up,
+    "down": do_down,
+    "status": do_status,
+    "exec": do_exec,
+    "shell": do_shell,
+    "power": do_power,
+    "run": do_run,
+    "forward": do_forward,
+}

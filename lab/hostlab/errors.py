@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The one exception that reaches the user."""
+
 from __future__ import annotations
 
 

@@ -5,11 +5,11 @@
 <cache>/image-<key>/debs    the packages that roles install, with what they depend on (/srv/debs in a host)
 The key covers this file, the package lists and the machine's apt sources; a finished image is never changed.
 """
+
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -21,13 +21,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from .apt import SUITE, machine_apt_options, machine_sources
 from .errors import LabError
 
-SUITE = "bookworm"
+# What a freshly provisioned server has.
 BASE = ("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "python3", "python3-apt", "curl",
-        "ca-certificates", "iproute2", "iputils-ping", "netbase", "procps", "less")
+        "ca-certificates", "iproute2", "iputils-ping", "netbase", "procps", "kmod", "pciutils", "less")  # fmt: skip
 # What roles install inside the hosts. LAB_DEBS adds to it.
-INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "nftables", "numactl", "libnuma1")
+INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "nftables", "numactl",
+               "libnuma1")  # fmt: skip
 APT_SOURCE = "deb [trusted=yes] file:/srv/debs ./\n"
 STEPS = 6
 
@@ -36,15 +38,18 @@ def installable(env: Mapping[str, str] = os.environ) -> list[str]:
     packages = sorted({*INSTALLABLE, *env.get("LAB_DEBS", "").replace(",", " ").split()})
     for package in packages:
         if not re.fullmatch(r"[a-z0-9][a-z0-9+.:-]+", package):
-            raise LabError("LAB_DEBS names something that is no Debian package", seen=repr(package),
-                           wanted="package names with spaces between them")
+            raise LabError(
+                "LAB_DEBS names something that is no Debian package",
+                seen=repr(package),
+                wanted="package names with spaces between them",
+            )
     return packages
 
 
 def ensure(cache: Path, say, rebuild: bool = False) -> Path:
     """The image's directory, built now if it is not there yet."""
     sources, packages = machine_sources(), installable()
-    key = hashlib.sha256("\0".join([Path(__file__).read_text(), sources, *BASE, "", *packages]).encode()).hexdigest()[:12]
+    key = hashlib.sha256("\0".join([Path(__file__).read_text(), sources, *packages]).encode()).hexdigest()[:12]
     image = cache / f"image-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with _one_builder(cache, say):
@@ -110,36 +115,57 @@ def _bootstrap(root: Path, debs: Path, sources: str, packages: Iterable[str], pr
     """Fill root and debs: mmdebstrap packs the tree in memory where there is room, tar unpacks it."""
     apt = 'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get'
     # Run outside the tree with mmdebstrap's own configuration, so that the machine's network settings hold.
-    download = (f"set -e; rm -f \"$1\"/var/cache/apt/archives/*.deb; {apt} -y -qq --download-only --no-install-recommends "
-                f"install {shlex.join(packages)}; mv \"$1\"/var/cache/apt/archives/*.deb {shlex.quote(str(debs))}/")
-    excludes = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "locale", "doc")]
-    command = ["mmdebstrap", "--mode=root", "--format=tar", "--variant=minbase", f"--include={','.join(BASE)}",
-               "--dpkgopt=force-unsafe-io", *excludes, *(f"--aptopt={option}" for option in machine_apt_options()),
-               f"--customize-hook={download}", SUITE, "-", "-"]
+    download = (
+        f'set -e; rm -f "$1"/var/cache/apt/archives/*.deb; {apt} -y -qq --download-only --no-install-recommends '
+        f'install {shlex.join(packages)}; mv "$1"/var/cache/apt/archives/*.deb {shlex.quote(str(debs))}/'
+    )
+    options = [
+        f"--include={','.join(BASE)}",
+        "--dpkgopt=force-unsafe-io",
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "locale", "doc")),
+        *(f"--aptopt={option}" for option in machine_apt_options()),
+        f"--customize-hook={download}",
+    ]
+    pack = ["mmdebstrap", "--mode=root", "--format=tar", "--variant=minbase", *options, SUITE, "-", "-"]
+    unpack = ["tar", "-x", "-C", root, "--numeric-owner", "--xattrs", "--xattrs-include=*"]
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **_fast_tmpdir()}
     log = root.parent / "build.log"
-    with tempfile.TemporaryFile() as stdin, log.open("w+") as written:
+    with tempfile.TemporaryFile() as stdin, log.open("wb") as written:
         stdin.write(sources.encode())
         stdin.seek(0)
-        environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **_fast_tmpdir()}
-        builder = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-        unpacker = subprocess.Popen(["tar", "-x", "-C", root, "--numeric-owner", "--xattrs", "--xattrs-include=*"],
-                                    stdin=builder.stdout, stderr=written)
-        builder.stdout.close()
-        for raw in builder.stderr:
-            line = raw.decode(errors="replace")
+        pipe = subprocess.PIPE
+        packer = subprocess.Popen(pack, stdin=stdin, stdout=pipe, stderr=pipe, env=environment)
+        unpacker = subprocess.Popen(unpack, stdin=packer.stdout, stderr=written)
+        packer.stdout.close()
+        for line in packer.stderr:
             written.write(line)
-            if match := re.match(r"I: (downloading|extracting|installing|running --customize|creating tarball)(.*)", line):
-                what = "downloading the installable packages" if "--customize" in match[1] else match[1] + match[2].rstrip(".\n")
-                (progress.next if match[1] in ("extracting", "running --customize") else progress.note)(what)
-        codes = builder.wait(), unpacker.wait()
-        if any(codes):
-            written.seek(0)
-            raise LabError("the image could not be built", seen="\n" + "".join(written.readlines()[-25:]).rstrip(),
-                           wanted="mmdebstrap and tar end with 0", next="apt-get update, then lab/lab image again")
+            _show(line.decode(errors="replace").strip(), progress)
+        codes = packer.wait(), unpacker.wait()
+    if any(codes):
+        raise LabError(
+            "the image could not be built",
+            seen="\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]),
+            wanted="mmdebstrap and tar end with 0",
+            next="apt-get update, then lab/lab image again",
+        )
+
+
+def _show(line: str, progress: _Progress) -> None:
+    """A line of mmdebstrap's as progress, where it is the beginning of a stage."""
+    if line.startswith("I: running --customize-hook"):
+        progress.next("downloading the packages that hosts can install")
+    elif line.startswith("I: extracting"):
+        progress.next(line.removeprefix("I: ").rstrip("."))
+    elif line.startswith(("I: downloading", "I: installing", "I: creating tarball")):
+        progress.note(line.removeprefix("I: ").rstrip("."))
 
 
 def _configure(root: Path, debs: Path) -> None:
-    for path in [*root.glob("etc/ssh/ssh_host_*"), *root.glob("etc/apt/sources.list.d/*"), *root.glob("etc/apt/apt.conf.d/99mm*")]:
+    for path in [
+        *root.glob("etc/ssh/ssh_host_*"),
+        *root.glob("etc/apt/sources.list.d/*"),
+        *root.glob("etc/apt/apt.conf.d/99mm*"),
+    ]:
         path.unlink()
     (root / "etc/apt/sources.list").write_text(APT_SOURCE)
     (root / "etc/machine-id").write_text("")  # each host makes its own at its first boot
@@ -147,11 +173,14 @@ def _configure(root: Path, debs: Path) -> None:
     (root / "etc/resolv.conf").unlink(missing_ok=True)
     (root / "var/log/journal").mkdir(exist_ok=True)  # keeps the journal over a reboot
     (root / "srv/debs").mkdir()
-    units = {"enable": ["systemd-networkd.service", "ssh.service"],
-             "mask": ["systemd-networkd-wait-online.service", "apt-daily.timer", "apt-daily-upgrade.timer"]}
+    units = {
+        "enable": ["systemd-networkd.service", "ssh.service"],
+        "mask": ["systemd-networkd-wait-online.service", "apt-daily.timer", "apt-daily-upgrade.timer"],
+    }
     for verb, names in units.items():
         _output(["systemctl", f"--root={root}", "--quiet", verb, *names], root)
-    # A server's apt lists are filled, so that `apt` finds packages in check mode; old, so that cache_valid_time refreshes them.
+    # A server's apt lists are filled, so that `apt` finds packages in check mode; and old, so that cache_valid_time
+    # refreshes them.
     update = 'mount --bind "$1" "$2/srv/debs" && chroot "$2" apt-get -qq update'
     _output(["unshare", "--mount", "sh", "-c", update, "sh", debs, root], root)
     os.utime(root / "var/lib/apt/lists", (946684800, 946684800))
@@ -159,75 +188,26 @@ def _configure(root: Path, debs: Path) -> None:
 
 def _fast_tmpdir() -> dict[str, str]:
     """dpkg syncs thousands of times, which halves its speed on a disk: use memory where it holds the tree."""
+    if not os.path.isdir("/dev/shm"):
+        return {}
     shm = os.statvfs("/dev/shm")
     usable = shm.f_bavail * shm.f_frsize > 2 << 30 and not shm.f_flag & (os.ST_NODEV | os.ST_NOEXEC)
     return {"TMPDIR": "/dev/shm"} if usable else {}
 
 
 def _output(command: list, directory: Path) -> bytes:
-    done = subprocess.run(command, cwd=directory, capture_output=True, check=False, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, check=False, env={**os.environ, "LC_ALL": "C.UTF-8"}
+    )
     if done.returncode:
-        raise LabError(f"{command[0]} failed while the image was built", seen=done.stderr.decode(errors="replace").strip(),
-                       wanted="exit code 0", next="lab/lab image")
+        raise LabError(
+            f"{command[0]} failed while the image was built",
+            seen=done.stderr.decode(errors="replace").strip(),
+            wanted="exit code 0",
+            next="lab/lab image",
+        )
     return done.stdout
 
 
 def _size(directory: Path) -> int:
     return int(subprocess.run(["du", "-sm", directory], capture_output=True, text=True, check=True).stdout.split()[0])
-
-
-# ---- the machine's apt configuration
-
-def machine_sources(etc: Path = Path("/etc/apt")) -> str:
-    """The machine's own Debian sources in deb822 form; sources of anything else are left out.
-
-    Raises LabError when there is none for Debian 12.
-    """
-    stanzas = []
-    for path in [etc / "sources.list", *sorted(etc.glob("sources.list.d/*.list"))]:
-        stanzas += _one_line_stanzas(path.read_text() if path.is_file() else "")
-    for path in sorted(etc.glob("sources.list.d/*.sources")):
-        stanzas += _deb822_stanzas(path.read_text())
-    suites = {SUITE, f"{SUITE}-updates", f"{SUITE}-security"}
-    debian = [stanza for stanza in stanzas if suites & set(stanza["Suites"].split()) and "main" in stanza["Components"].split()]
-    if not any(SUITE in stanza["Suites"].split() for stanza in debian):
-        raise LabError(f"this machine has no apt source for Debian 12 ({SUITE})",
-                       seen=json.dumps(stanzas) if stanzas else f"nothing in {etc}",
-                       wanted=f"suite {SUITE}, component main, in {etc}/sources.list or {etc}/sources.list.d",
-                       next="run on Debian 12, or add its archive to apt's sources")
-    kept = []
-    for stanza in debian:
-        stanza = {**stanza, "Suites": " ".join(suite for suite in stanza["Suites"].split() if suite in suites),
-                  "Components": "main", "URIs": " ".join(_mirrors(stanza["URIs"].split()))}
-        kept.append("".join(f"{field}: {value}\n" for field, value in stanza.items()))
-    return "\n".join(kept)
-
-
-def _one_line_stanzas(text: str) -> Iterator[dict[str, str]]:
-    for line in text.splitlines():
-        if match := re.match(r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line.strip()):
-            options = dict(option.split("=", 1) for option in (match[1] or "").split() if "=" in option)
-            stanza = {"Types": "deb", "URIs": match[2], "Suites": match[3], "Components": match[4].strip()}
-            yield {**stanza, **({"Signed-By": options["signed-by"]} if "signed-by" in options else {})}
-
-
-def _deb822_stanzas(text: str) -> Iterator[dict[str, str]]:
-    text = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    for block in re.split(r"\n\s*\n", text):
-        fields = {match[1].title(): match[2].strip() for match in re.finditer(r"^([\w-]+):((?:.*)(?:\n[ \t].*)*)", block, re.M)}
-        fields = {{"Uris": "URIs"}.get(field, field): value for field, value in fields.items()}
-        if "deb" in fields.get("Types", "").split() and fields.get("Enabled", "yes") == "yes" and "Components" in fields:
-            yield {"Types": "deb", **{field: fields[field] for field in ("URIs", "Suites", "Components", "Signed-By") if field in fields}}
-
-
-def _mirrors(uris: Iterable[str]) -> Iterator[str]:
-    """Addresses as they are; a mirror list in a file (cloud images) as its first address."""
-    for uri in uris:
-        path = Path("/" + uri.removeprefix("mirror+file:").lstrip("/"))
-        yield path.read_text().split()[0] if uri.startswith("mirror+file:") else uri
-
-
-def machine_apt_options() -> list[str]:
-    """How this machine's apt reaches its archive: proxies, certificates, date checks."""
-    dump = subprocess.run(["apt-config", "dump", "--no-empty"], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"^(Acquire::(?:https?::.+|Check-Valid-Until|Check-Date|Retries) \".*\");$", dump, re.M)

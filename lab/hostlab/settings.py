@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the environment and the command line ask for, checked."""
+
 from __future__ import annotations
 
 import hashlib
@@ -16,7 +17,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 DEFAULT_HOSTS = ("lab1=10.77.0.11",)  # as in inventory/lab
 # The host's interface in the lab is vb-NAME, and Linux allows 15 characters.
 NAME = re.compile(r"[a-z][a-z0-9-]{0,10}")
-# ssh binds CONTROL_PATH plus a random suffix of 17 characters; a socket address holds 107. 22 are left for the user name.
+# ssh binds <state>/cp/ADDRESS-USER plus a random suffix of 17 characters; a socket's path has at most 107.
+# This leaves 22 for USER.
 STATE_LENGTH = 107 - 17 - len("/cp/") - len("255.255.255.255-") - 22
 
 
@@ -34,7 +36,9 @@ class HostSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping) -> HostSpec:
-        return cls(data["name"], data["ip"], data["memory"], tuple((source, target) for source, target in data["binds"]))
+        return cls(
+            data["name"], data["ip"], data["memory"], tuple((source, target) for source, target in data["binds"])
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class Settings:
     def state(self) -> Path:
         return self.state_root / self.id
 
+    @property
+    def mark(self) -> Path:
+        """A file that only the lab's own namespaces have."""
+        return Path("/run/systemd") / f"sglang-lab-{self.id}"
+
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> Settings:
         name = env.get("LAB_NAME") or "lab"
@@ -61,19 +70,27 @@ class Settings:
         settings = cls(name, Path(env.get("LAB_STATE") or "/var/lib/sglang-lab"), Path(env.get("LAB_CACHE") or cache))
         for variable, path in (("LAB_STATE", settings.state_root), ("LAB_CACHE", settings.cache)):
             if not path.is_absolute() or set(str(path)) & set(" \t\n,:\"'"):
-                raise LabError(f"{variable} is not usable", seen=path, wanted="an absolute path without space , : or quote")
+                raise LabError(
+                    f"{variable} is not usable", seen=path, wanted="an absolute path without space , : or quote"
+                )
         if len(str(settings.state)) > STATE_LENGTH:
-            raise LabError("the path of the lab's state is too long for ssh's control sockets",
-                           seen=f"{settings.state} ({len(str(settings.state))} characters)",
-                           wanted=f"at most {STATE_LENGTH} characters", next="set LAB_STATE to a shorter directory")
+            raise LabError(
+                "the path of the lab's state is too long for ssh's control sockets",
+                seen=f"{settings.state} ({len(str(settings.state))} characters)",
+                wanted=f"at most {STATE_LENGTH} characters",
+                next="set LAB_STATE to a shorter directory",
+            )
         return settings
 
 
 def check_name(what: str, name: str) -> None:
     if not NAME.fullmatch(name):
-        raise LabError(f"{what} is not usable", seen=f"{name!r} ({len(name)} characters)",
-                       wanted="1 to 11 of a-z 0-9 -, a letter first (it names a network interface, which has 15 characters)",
-                       next="lab/lab up lab1=10.77.0.11")
+        raise LabError(
+            f"{what} is not usable",
+            seen=f"{name!r} ({len(name)} characters)",
+            wanted="1 to 11 of a-z 0-9 -, a letter first (it names a network interface, which has 15 characters)",
+            next="lab/lab up lab1=10.77.0.11",
+        )
 
 
 def parse_memory(text: str) -> int:
@@ -81,8 +98,12 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(r"(\d+)([kmgt]?)", text.lower())
     size = int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[match[2]] if match else 0
     if size < 256 << 20:
-        raise LabError("the memory limit of a host is not usable", seen=repr(text), wanted="a size of 256m or more, such as 12g",
-                       next="set LAB_MEMORY=12g")
+        raise LabError(
+            "the memory limit of a host is not usable",
+            seen=repr(text),
+            wanted="a size of 256m or more, such as 12g",
+            next="set LAB_MEMORY=12g",
+        )
     return size
 
 
@@ -110,14 +131,19 @@ def parse_hosts(words: Iterable[str], memory: str, binds: Iterable[str]) -> list
         except ValueError:
             raise LabError(f"the address of {name} is not usable", seen=repr(ip), wanted="an IPv4 address") from None
         if not address.is_private or address.is_loopback or int(address) & 0xFF in (0, 1, 255):
-            raise LabError(f"the address of {name} is not usable", seen=ip,
-                           wanted="a private IPv4 address that does not end in .0, .1 (the control node) or .255")
+            raise LabError(
+                f"the address of {name} is not usable",
+                seen=ip,
+                wanted="a private IPv4 address that does not end in .0, .1 (the control node) or .255",
+            )
         hosts.append(HostSpec(name, str(address), size, bound))
     for what, values in (("name", [host.name for host in hosts]), ("address", [host.ip for host in hosts])):
         if len(set(values)) < len(values):
             raise LabError(f"two hosts have the same {what}", seen=" ".join(values), wanted=f"one {what} for each host")
     if len({control_address(host.ip) for host in hosts}) > 1:
-        raise LabError("the hosts are not in one network", seen=" ".join(host.ip for host in hosts), wanted="addresses in one /24")
+        raise LabError(
+            "the hosts are not in one network", seen=" ".join(host.ip for host in hosts), wanted="addresses in one /24"
+        )
     return hosts
 
 

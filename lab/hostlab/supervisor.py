@@ -5,6 +5,7 @@
 the kernel ends every process of every host, and mounts and interfaces go with the namespaces.
 It answers requests (JSON, one for each connection) on the socket <state>/control.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -47,10 +48,11 @@ IPv6AcceptRA=no
 
 def main(state: Path) -> None:
     """Process 1: set the namespaces up, start the supervisor, then only reap."""
-    # /proc is still the machine's, so these are the names by which it knows this process.
-    (state / "lab.pid").write_text(f"{os.readlink('/proc/self')} {os.readlink('/proc/self/ns/net')}\n")
+    # /proc is still the machine's, so this is the number by which it knows this process.
+    (state / "lab.pid").write_text(os.readlink("/proc/self") + "\n")
     settings = json.loads((state / "lab.json").read_text())
     _set_up(state, settings["control"])
+    Path(settings["mark"]).touch()
     child = os.fork()
     if child == 0:
         asyncio.run(Supervisor(state, settings).serve())
@@ -114,21 +116,31 @@ class Host:
         return found[0] if found else None
 
     def status(self) -> dict:
-        return {**self.spec.as_dict(), "on": not self.off.is_set(), "boots": self.boots, "last_exit": self.last_exit,
-                "leader": self.leader, "memory_used": cgroups.memory_used(self.lab, self.spec.name)}
+        return {
+            **self.spec.as_dict(),
+            "on": not self.off.is_set(),
+            "boots": self.boots,
+            "last_exit": self.last_exit,
+            "leader": self.leader,
+            "memory_used": cgroups.memory_used(self.lab, self.spec.name),
+        }
 
     def make_disk(self) -> None:
         """An overlay: the shared image below, this host's own directory above."""
         for name in ("upper", "work", "root"):
             (self.disk / name).mkdir(parents=True)
         options = f"lowerdir={self.image / 'rootfs'},upperdir={self.disk / 'upper'},workdir={self.disk / 'work'}"
-        mounted = subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", self.root],
-                                 capture_output=True, text=True, check=False)
+        mounted = subprocess.run(
+            ["mount", "-t", "overlay", "-o", options, "overlay", self.root], capture_output=True, text=True, check=False
+        )
         if mounted.returncode:
             shutil.rmtree(self.disk)
-            raise LabError(f"the disk of {self.spec.name} could not be made", seen=mounted.stderr.strip(),
-                           wanted="a file system that can hold an overlay's upper directory: ext4, xfs, btrfs, tmpfs",
-                           next="set LAB_STATE to a directory on such a file system")
+            raise LabError(
+                f"the disk of {self.spec.name} could not be made",
+                seen=mounted.stderr.strip(),
+                wanted="a file system that can hold an overlay's upper directory: ext4, xfs, btrfs, tmpfs",
+                next="set LAB_STATE to a directory on such a file system",
+            )
         try:
             self._provision()
         except OSError:
@@ -148,8 +160,11 @@ class Host:
         shutil.copy(self.state / "id.pub", keys / "authorized_keys")
         for suffix in ("", ".pub"):
             shutil.copy(self.state / f"hostkey-{name}{suffix}", etc / f"ssh/ssh_host_ed25519_key{suffix}")
-        controllers = [hierarchy.mount for hierarchy in cgroups.hierarchies()
-                       if hierarchy.version == 1 and "name=systemd" not in hierarchy.controllers]
+        controllers = [
+            hierarchy.mount
+            for hierarchy in cgroups.hierarchies()
+            if hierarchy.version == 1 and "name=systemd" not in hierarchy.controllers
+        ]
         init = self.root / "sbin/lab-init"
         init.write_text(HOST_INIT.format(controllers=" ".join(map(str, controllers))))
         init.chmod(0o755)
@@ -170,25 +185,28 @@ class Host:
                 self.last_exit = -1
             if self.last_exit != NSPAWN_REBOOT:
                 self.wanted.clear()
+            if not self.wanted.is_set():
                 self.off.set()
 
     async def _boot(self) -> None:
         joins = await asyncio.to_thread(cgroups.create, self.lab, self.spec.name, self.spec.memory)
-        binds = [f"--bind-ro={source}:{target}" for source, target in self.spec.binds]
+        binds = [(self.image / "debs", "/srv/debs"), *self.spec.binds]
         # --register=no --keep-unit: no systemd, dbus or machined is needed outside. RTMIN+4 asks systemd to power off.
-        command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", f"--machine={self.spec.name}",
-                   f"--directory={self.root}", f"--network-bridge={BRIDGE}", f"--bind-ro={self.image / 'debs'}:/srv/debs", *binds,
-                   "--resolv-conf=off", "--timezone=off", "--link-journal=no", "--kill-signal=SIGRTMIN+4", "--console=pipe",
-                   "/sbin/lab-init"]
+        options = ["--quiet", "--register=no", "--keep-unit", "--console=pipe", "--kill-signal=SIGRTMIN+4"]
+        options += ["--resolv-conf=off", "--timezone=off", "--link-journal=no", f"--network-bridge={BRIDGE}"]
+        options += [f"--bind-ro={source}:{target}" for source, target in binds]
+        options += [f"--machine={self.spec.name}", f"--directory={self.root}"]
+        command = ["systemd-nspawn", *options, "/sbin/lab-init"]
         join = "".join(f"echo $$ > {shlex.quote(str(path))}\n" for path in joins)
         # Debian 12 keeps /tmp on the disk; nspawn would mount a tmpfs.
         environment = {"PATH": os.environ["PATH"], "SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
         self.boots += 1
         log(f"{self.spec.name}: boot {self.boots}")
+        script, quiet = f"{join}exec {shlex.join(command)}", subprocess.DEVNULL
         with self.console.open("ab") as console:
             self.process = await asyncio.create_subprocess_exec(
-                "sh", "-ec", f"{join}exec {shlex.join(command)}", env=environment,
-                stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+                "sh", "-ec", script, env=environment, stdin=quiet, stdout=console, stderr=console
+            )
         self.last_exit = await self.process.wait()
         self.process = None
         log(f"{self.spec.name}: nspawn ended with {self.last_exit}")
@@ -197,15 +215,15 @@ class Host:
     async def _close_connections(self) -> None:
         """End ssh's shared connections to this host: they lead nowhere now."""
         for control in (self.state / "cp").glob(f"{self.spec.ip}-*"):
-            closer = await asyncio.create_subprocess_exec(
-                "ssh", "-F", "none", "-O", "exit", "-o", f"ControlPath={control}", self.spec.ip,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            command, quiet = ["ssh", "-F", "none", "-O", "exit", "-S", str(control), self.spec.ip], subprocess.DEVNULL
+            closer = await asyncio.create_subprocess_exec(*command, stdin=quiet, stdout=quiet, stderr=quiet)
             await closer.wait()
 
     async def power(self, to: str) -> None:
         if to == "on":
             self.wanted.set()
             return
+        self.wanted.clear()
         if self.process:
             if to == "off":
                 self.process.send_signal(signal.SIGTERM)  # nspawn passes --kill-signal on
@@ -213,9 +231,13 @@ class Host:
                 os.kill(self.leader or self.process.pid, signal.SIGKILL)
         try:
             await asyncio.wait_for(self.off.wait(), 100)
-        except asyncio.TimeoutError:
-            raise LabError(f"{self.spec.name} is still on after 100 s", seen=f"power {to}", wanted="off",
-                           next=f"lab/lab power {self.spec.name} cut") from None
+        except TimeoutError:
+            raise LabError(
+                f"{self.spec.name} is still on after 100 s",
+                seen=f"power {to}",
+                wanted="off",
+                next=f"lab/lab power {self.spec.name} cut",
+            ) from None
 
 
 class Supervisor:
@@ -261,7 +283,9 @@ class Supervisor:
 
     def _host(self, name: str) -> Host:
         if name not in self.hosts:
-            raise LabError("the lab has no such host", seen=name, wanted=" ".join(self.hosts) or "a host", next="lab/lab status")
+            raise LabError(
+                "the lab has no such host", seen=name, wanted=" ".join(self.hosts) or "a host", next="lab/lab status"
+            )
         return self.hosts[name]
 
     async def on_status(self) -> dict:
@@ -293,7 +317,7 @@ class Supervisor:
     async def _relay(self, ip: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.wait_for(asyncio.open_connection(ip, port), 10)
-        except (OSError, asyncio.TimeoutError) as error:
+        except (OSError, TimeoutError) as error:
             log(f"forward to {ip}:{port}: {error}")
             writer.close()
             return
@@ -312,3 +336,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await writer.drain()
     if writer.can_write_eof():
         writer.write_eof()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
