@@ -35,13 +35,18 @@ class AotCase:
     constexprs: dict[str, object]
     num_warps: int = 4
     num_stages: int = 1
+    maxnreg: int | None = None
     divisible: tuple[str, ...] = ()
     tensor_cores: bool = True
 
 
 @dataclass(frozen=True)
 class AotReport:
-    """What the compiler made of an ``AotCase``: bytes, registers and counts of instructions."""
+    """What the compiler made of an ``AotCase``.
+
+    ``shared`` is in bytes per block; ``registers`` and ``stack`` (bytes, where spilled registers live) per thread;
+    ``mma`` counts tensor-core instructions in the PTX.
+    """
 
     name: str
     arch: str
@@ -49,8 +54,7 @@ class AotReport:
     shared_limit: int
     mma: int
     registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
+    stack: int
     tensor_cores: bool
     options: dict = field(default_factory=dict)
 
@@ -69,9 +73,9 @@ def compile_case(case: AotCase, arch: str) -> AotReport:
     compiled = triton.compile(
         ASTSource(case.fn, signature, case.constexprs, attrs),
         target=GPUTarget("cuda", major * 10 + minor, 32),
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        options={"num_warps": case.num_warps, "num_stages": case.num_stages, "maxnreg": case.maxnreg},
     )
-    usage = _resource_usage(compiled.asm["ptx"], arch)
+    usage = _resource_usage(compiled.asm["cubin"])
     return AotReport(
         name=case.name,
         arch=arch,
@@ -84,26 +88,19 @@ def compile_case(case: AotCase, arch: str) -> AotReport:
     )
 
 
-def _resource_usage(ptx: str, arch: str) -> dict[str, int]:
-    """Registers and spilled bytes per thread, from the ``ptxas`` that Triton carries."""
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    """Registers and local-memory stack bytes per thread, read from the binary by the ``cuobjdump`` Triton carries."""
     import triton.backends.nvidia as nvidia
 
-    ptxas = Path(nvidia.__file__).parent / "bin" / ("ptxas-blackwell" if arch == "sm_120" else "ptxas")
-    with tempfile.TemporaryDirectory() as tmp:
-        source = Path(tmp) / "kernel.ptx"
-        source.write_text(ptx)
-        command = [ptxas, "-v", f"--gpu-name={arch.replace('_', '')}a", source, "-o", Path(tmp) / "kernel.cubin"]
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-
-    def number(pattern: str) -> int:
-        found = re.search(pattern, log)
-        return int(found.group(1)) if found else 0
-
-    return {
-        "registers": number(r"Used (\d+) registers"),
-        "spill_store_bytes": number(r"(\d+) bytes spill stores"),
-        "spill_load_bytes": number(r"(\d+) bytes spill loads"),
-    }
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [Path(nvidia.__file__).parent / "bin" / "cuobjdump", "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if not found:
+        raise ValueError(f"cuobjdump -res-usage printed no resource line: {text!r}")
+    return {"registers": int(found.group(1)), "stack": int(found.group(2))}
 
 
 def cases(op: str, arch: str) -> list[AotCase]:

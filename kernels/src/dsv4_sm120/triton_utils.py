@@ -27,3 +27,25 @@ def dot_acc(a, b, acc):
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc)
     else:
         return tl.dot(a, b, acc)
+
+
+@triton.jit
+def opaque(x):
+    """``x`` (16-bit elements), with its origin hidden from layout analysis; costs no instruction.
+
+    Triton widens the operand layout of a product whose operand was converted from fp8. A key tile that feeds two
+    products would then be kept twice in shared memory, in two layouts.
+    """
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
+def mul_bf16(a, b):
+    """``a * b`` of bf16 operands, rounded to bf16; the interpreter multiplies those as integers too."""
+    if INTERPRETED:
+        return (a.to(tl.float32) * b.to(tl.float32)).to(tl.bfloat16)
+    else:
+        return a * b
