@@ -148,7 +148,7 @@ next_command:
 import dataclasses
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ops.service import Plan, Service, ServiceFailure, Wanted
+from ansible.module_utils.ops.service import Plan, Service, ServiceError, Wanted
 from ansible.module_utils.ops.systemd import SystemdError, UnitState
 
 
@@ -218,7 +218,7 @@ def run(module: AnsibleModule) -> None:
         module.fail_json(msg=f"cannot read the running configuration of {wanted.name}: {error}; run with become: true")
     except SystemdError as error:
         module.fail_json(msg=str(error), next_command=f"systemctl status {wanted.name}")
-    except ServiceFailure as failure:
+    except ServiceError as failure:
         cause = dataclasses.asdict(failure.cause) if failure.cause else None
         module.fail_json(
             msg=str(failure),

@@ -190,8 +190,8 @@ def _integer(text: str, value: t.Any, question: str) -> str:
     said = [number for number in numbers(text) if number not in operands]
     if not said:
         return "the answer holds no number of its own"
-    wrong = [number for number in said if number != wanted]
-    return f"the answer says {wrong[0]}" if wrong else ""
+    wrong = [str(number) for number in said if number != wanted]
+    return f"the answer says {', '.join(wrong[:5])}" if wrong else ""
 
 
 def _json(text: str, value: t.Any) -> str:

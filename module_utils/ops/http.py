@@ -132,7 +132,8 @@ class Client:
         self.timeout = timeout
         self._parts = parts
         self._path = parts.path.rstrip("/")
-        self._port = parts.port  # raises ValueError when it is no port number
+        # Raises ValueError when it is no port number.
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self._token = token
 
     def get(self, path: str, timeout: float | None = None) -> Response:
@@ -221,7 +222,7 @@ class _Call:
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = self._client._parts
-        host, port = str(parts.hostname), self._client._port
+        host, port = str(parts.hostname), self._client.port
         if parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=self._limit, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=self._limit)

@@ -64,15 +64,37 @@ def _row(
 _JOURNAL = "journalctl -u {unit} -n 200 --no-pager"
 _GPU_OWNERS = "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv"
 
-# Order matters only inside one line: the first row that matches it names it. The more telling row stands first.
+# The first row that matches a line names it, so a row whose lines quote other errors stands before theirs.
 CAUSES: tuple[Cause, ...] = (
+    # Harmless lines that quote another error.
+    _row(
+        "pcie_allreduce_off",
+        WARNING,
+        r"PCIe-IPC workspace .* failed|falling back to NCCL all-reduce|reductions stay on NCCL",
+        "the PCIe all-reduce is not in use; NCCL does its work, decoding is slower",
+        "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE in sglang_serve_environment_custom",
+        _JOURNAL,
+        "[2026-11-30 09:03:05 TP2] FlashInfer PCIe-IPC workspace (max_numel=262144) failed: CUDA error: out of "
+        "reach; reductions stay on NCCL",
+        "srt/distributed/device_communicators/pcie_ipc_ar.py",
+    ),
+    _row(
+        "benign_optional_model",
+        BENIGN,
+        r"Ignore import error when loading sglang\.srt\.models\.",
+        "a model family that this host does not serve lacks an optional package",
+        "none",
+        _JOURNAL,
+        "[2026-11-30 00:09:25] Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'",
+        "srt/models/registry.py",
+    ),
     # Memory at start.
     _row(
         "graph_capture_failed",
         FATAL,
         r"Capture cuda graph failed: ",
         "capturing the decode CUDA graphs failed, most often for lack of GPU memory beside the KV pool",
-        "sglang_serve_mem_fraction_static or sglang_serve_cuda_graph_max_bs",
+        "sglang_serve_mem_fraction_static, or --cuda-graph-max-bs-decode in sglang_serve_arguments_custom",
         _JOURNAL,
         "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.19 GiB. GPU 2 has a total "
         "capacity of 94.97 GiB of which 706.75 MiB is free.",
@@ -83,7 +105,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"Loaded weights leave no GPU memory for the KV cache",
         "the weights take the whole static share of GPU memory; no room is left for the KV pool",
-        "sglang_serve_mem_fraction_static (raise) or sglang_serve_tp_size (raise)",
+        "sglang_serve_mem_fraction_static (raise) or sglang_serve_tp (raise)",
         _JOURNAL,
         "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.45. Raise "
         "--mem-fraction-static above 0.487 (minimum viable = 1 - available/pre = 0.4867). If using speculative "
@@ -106,7 +128,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"(Prefill|Decode) out of memory\. Try to lower your batch size",
         "the KV pool ran out while requests were running",
-        "sglang_serve_max_running_requests or sglang_serve_chunked_prefill_size",
+        "sglang_serve_max_running_requests (lower)",
         _JOURNAL,
         "[2026-11-30 09:14:02 TP0] Prefill out of memory. Try to lower your batch size.",
         "srt/mem_cache/allocation.py",
@@ -125,10 +147,10 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "host_out_of_memory",
         FATAL,
-        r"oom-kill|OOM killer|killed process .*\(out of memory\)|[Oo]ut of memory: Killed process|"
+        r"oom-kill|killed by the OOM killer|killed process .*\(out of memory\)|[Oo]ut of memory: Killed process|"
         r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b",
         "the host ran out of memory and a process of the unit was killed",
-        "sglang_serve_memory_max, or free memory on the host",
+        "sglang_serve_max_total_tokens (lower), or free memory on the host",
         "journalctl -k -g 'oom|Out of memory' -n 20 --no-pager",
         "sglang-unified.service: A process of this unit has been killed by the OOM killer.",
         "systemd src/core/unit.c, kernel mm/oom_kill.c",
@@ -149,7 +171,7 @@ CAUSES: tuple[Cause, ...] = (
         "model_path_missing",
         FATAL,
         r"Can't load the configuration of|does not appear to have a file named config\.json|"
-        r"Repo id must be in the form|Incorrect path_or_model_id|Unrecognized model in |"
+        r"Repo id must (be in the form|use alphanumeric)|Incorrect path_or_model_id|Unrecognized model in |"
         r"is not a valid model identifier|No such file or directory: '[^']*config\.json'|"
         r"Cannot find any model weights",
         "the model directory is missing or holds no model",
@@ -206,7 +228,7 @@ CAUSES: tuple[Cause, ...] = (
         r"Failed at step \w+ spawning|Failed to execute .*: No such file or directory|"
         r"status=203/EXEC|cannot execute: required file not found",
         "systemd could not start the unit's command: missing file, wrong interpreter or not executable",
-        "sglang_venv release (is /opt/sglang/current complete?)",
+        "the release below sglang_venv_root (install it again)",
         "systemctl cat {unit}",
         "sglang-unified.service: Failed at step EXEC spawning /etc/sglang/sglang-unified.sh: No such file or directory",
         "systemd src/core/execute.c",
@@ -228,9 +250,9 @@ CAUSES: tuple[Cause, ...] = (
         r"error: unrecognized arguments|error: argument --?[\w-]+: |error: ambiguous option|"
         r"error: the following arguments are required",
         "the engine's command line is refused: unknown, ambiguous or wrong argument",
-        "sglang_serve_extra_args",
+        "sglang_serve_arguments_custom",
         "systemctl cat {unit}",
-        "launch_server.py: error: unrecognized arguments: --cuda-graph-max-batch 64",
+        "sglang serve: error: unrecognized arguments: --cuda-graph-max-batch 64",
         "CPython argparse.py",
     ),
     _row(
@@ -249,7 +271,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"Failed to load plugin|Failed to execute general plugin|Failed to apply hooks to",
         "a plugin of the engine did not load; the engine would go on with its stock kernels",
-        "sglang_kernels_enabled, or install the release again",
+        "SGLANG_PLUGINS in sglang_serve_environment_custom, or install the release again",
         _JOURNAL,
         "[2026-11-30 09:00:41] Failed to load plugin dsv4_sm120 from group sglang.srt.plugins",
         "srt/plugins/__init__.py, srt/plugins/hook_registry.py",
@@ -259,7 +281,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"[Nn]o Nv[Ff]p4 MoE backend|only supported on SM100|requires SM100|[Uu]nsupported architecture",
         "a kernel was chosen that this GPU generation does not have",
-        "sglang_serve_moe_runner_backend",
+        "--moe-runner-backend in sglang_serve_arguments_custom",
         _JOURNAL,
         "RuntimeError: Assertion error (csrc/apis/attention.hpp:211): Unsupported architecture",
         "DeepGEMM csrc/apis/attention.hpp",
@@ -291,7 +313,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"No CUDA GPUs are available|no CUDA-capable device is detected|invalid device ordinal",
         "the process sees fewer GPUs than it was told to use",
-        "sglang_serve_gpus, or the unit's device access",
+        "sglang_serve_tp, or the unit's device access",
         "nvidia-smi -L",
         "RuntimeError: No CUDA GPUs are available",
         "torch/cuda",
@@ -322,7 +344,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"Watchdog caught collective operation timeout",
         "a collective operation never finished: a rank is stuck or gone",
-        "sglang_serve_nccl_port and the P2P settings",
+        "sglang_serve_nccl_port, and the P2P settings of the GPUs",
         "dmesg -T | grep -iE 'xid|nvrm' | tail",
         "[rank3]:[E1130 09:31:22.101 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=4211, OpType=ALLGATHER) ran for 600021 milliseconds before timing out.",
@@ -422,7 +444,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"watchdog timeout \(self\.watchdog_timeout=|Scheduler watchdog timeout",
         "the scheduler made no progress within its watchdog time",
-        "sglang_serve_watchdog_timeout",
+        "--watchdog-timeout in sglang_serve_arguments_custom",
         _JOURNAL,
         "[2026-11-30 10:05:12 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
         "srt/utils/watchdog.py",
@@ -443,7 +465,7 @@ CAUSES: tuple[Cause, ...] = (
         FATAL,
         r"start(-post)? operation timed out",
         "the unit did not answer within TimeoutStartSec",
-        "sglang_serve_start_timeout",
+        "sglang_serve_start_timeout_seconds",
         _JOURNAL,
         "sglang-unified.service: start-post operation timed out. Terminating.",
         "systemd src/core/service.c",
@@ -466,32 +488,11 @@ CAUSES: tuple[Cause, ...] = (
         WARNING,
         r"Health check failed\. Server couldn't get a response from detokenizer",
         "the engine's own health request got no answer in time; a long prefill can cause it",
-        "sglang_serve_health_check_timeout",
+        "SGLANG_HEALTH_CHECK_TIMEOUT in sglang_serve_environment_custom",
         _JOURNAL,
         "[2026-11-30 09:50:44] Health check failed. Server couldn't get a response from detokenizer for last 20 "
         "seconds. tic start time: 09:50:24. last_heartbeat time: 09:49:58",
         "srt/entrypoints/http_server.py",
-    ),
-    _row(
-        "unknown_environment_variable",
-        WARNING,
-        r"Unknown .*environment variable",
-        "an environment variable of the unit is unknown to this version and has no effect",
-        "sglang_serve_environment",
-        "systemctl cat {unit}",
-        "Unknown SGLANG environment variable: SGLANG_ENABLE_SPEC_V3",
-        "srt/environ.py",
-    ),
-    _row(
-        "pcie_allreduce_off",
-        WARNING,
-        r"PCIe-IPC .*(failed|skipped|falling back)|falling back to NCCL all-reduce",
-        "the PCIe all-reduce is not in use; NCCL does its work, decoding is slower",
-        "sglang_serve_environment (SGLANG_ENABLE_PCIE_IPC_ALLREDUCE)",
-        _JOURNAL,
-        "[2026-11-30 09:03:05 TP2] FlashInfer PCIe-IPC workspace (max_numel=262144) failed: CUDA error; falling back "
-        "to NCCL all-reduce.",
-        "srt/distributed/device_communicators/pcie_ipc_ar.py",
     ),
     _row(
         "request_retracted",
@@ -527,16 +528,6 @@ CAUSES: tuple[Cause, ...] = (
         "srt/layers/attention, srt/layers/quantization",
     ),
     _row(
-        "benign_optional_model",
-        BENIGN,
-        r"Ignore import error when loading sglang\.srt\.models\.",
-        "a model family that this host does not serve lacks an optional package",
-        "none",
-        _JOURNAL,
-        "[2026-11-30 00:09:25] Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'",
-        "srt/models/registry.py",
-    ),
-    _row(
         "benign_launch_server",
         BENIGN,
         r"'python -m sglang\.launch_server' is still supported",
@@ -550,11 +541,11 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "benign_custom_allreduce",
         BENIGN,
-        r"Custom allreduce is disabled because",
+        r"CustomAllreduce is disabled because it's not supported on more than two PCIe-only GPUs",
         "expected on GPUs without NVLink; another all-reduce is used",
         "none",
         _JOURNAL,
-        "[2026-11-30 09:00:58 TP1] Custom allreduce is disabled because it's not supported on more than two PCIe-only "
+        "[2026-11-30 09:00:58 TP1] CustomAllreduce is disabled because it's not supported on more than two PCIe-only "
         "GPUs. To silence this warning, specify disable_custom_all_reduce=True explicitly.",
         "srt/distributed/device_communicators/custom_all_reduce_utils.py",
     ),
@@ -625,6 +616,3 @@ def root_cause(findings: t.Sequence[Finding]) -> Finding | None:
             return group[0]
     return None
 
-
-def fatal_findings(findings: t.Iterable[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.severity == FATAL]

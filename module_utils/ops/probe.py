@@ -19,6 +19,7 @@ import typing as t
 from dataclasses import dataclass
 
 from .http import Client, HttpError, read_token
+from .listeners import foreign_listener
 from .openai import chat
 
 # A health check of the engine waits for its own one-token generation, 20 s at most by default.
@@ -136,6 +137,13 @@ def _int(value: t.Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def ask_unit(client: Client, main_pid: int | None, timeout: float = GENERATION_TIMEOUT_S) -> Answer:
+    """Like ask, but an answer counts only when the unit of the main process holds the port."""
+    answer = ask(client, timeout)
+    foreign = foreign_listener(client.port, main_pid) if answer.ok and main_pid else None
+    return Answer(STARTING, foreign, answer.status) if foreign else answer
+
+
 def process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -164,7 +172,7 @@ def wait_until_answering(
     said_at, said = 0.0, ""
     while True:
         left = timeout - (clock() - start)
-        answer = ask(client, max(1.0, min(left, GENERATION_TIMEOUT_S)))
+        answer = ask_unit(client, main_pid, max(1.0, min(left, GENERATION_TIMEOUT_S)))
         elapsed = clock() - start
         if answer.ok:
             say(f"ready after {elapsed:.0f} s: {answer.detail}; {capacity(client).words()}")

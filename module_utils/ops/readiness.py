@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Is a unit of the engine ready, still starting, or failed? Its unit state, its journal and a generation decide.
 
-The order of trust: a unit that systemd calls failed is failed; a generation that answers is ready; a fatal line in the
-journal ends the wait before any time limit does.
+The order of trust: a unit that systemd calls failed is failed; a generation that answers is ready; a line that only a
+dying engine prints ends the wait before any time limit does.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 from . import systemd
 from .http import Client
-from .journal_causes import Finding, classify, fatal_findings, quotable, root_cause, strip_prefix
-from .probe import Answer, Capacity, ask, capacity
+from .journal_causes import Finding, classify, quotable, root_cause, strip_prefix
+from .probe import Answer, Capacity, ask_unit, capacity
 
 READY = "ready"
 STARTING = "starting"
 FAILED = "failed"
 
 POLL_S = 1.0
-# After a fatal line the unit gets this long to end by itself, so that its last lines are in the report.
-FATAL_GRACE_S = 6.0
+# An engine that is going down gets this long to end by itself, so that its last lines are in the report.
+GOING_DOWN_S = 6.0
 LAST_LINES = 20
 
 # Phases of a start, in order. The newest line that matches names the phase.
@@ -93,7 +93,7 @@ class Watch:
         clock: t.Callable[[], float] = time.monotonic,
         sleep: t.Callable[[float], None] = time.sleep,
         running_hash: t.Callable[[int], str | None] = systemd.running_config_sha256,
-        ask_once: t.Callable[[Client], Answer] = ask,
+        ask_once: t.Callable[[Client, int], Answer] = ask_unit,
         ask_capacity: t.Callable[[Client], Capacity] = capacity,
     ) -> None:
         self.unit = unit
@@ -106,7 +106,7 @@ class Watch:
         self._running_hash = running_hash
         self._ask = ask_once
         self._capacity = ask_capacity
-        self._fatal_since: float | None = None
+        self._going_down_since: float | None = None
         self._previous_run = ""
 
     def wait(self, max_wait: float) -> Readiness:
@@ -130,7 +130,7 @@ class Watch:
         foreign = self._foreign_process(state)
         if foreign:
             return self._starting(state, "waiting for the wanted configuration", foreign, [])
-        answer = self._ask(self.client)
+        answer = self._ask(self.client, state.main_pid)
         if answer.ok and state.active_state == "active":
             return self._ready(state, answer)
         if state.n_restarts > self.restarts_before:
@@ -140,13 +140,17 @@ class Watch:
         if answer.ok:
             return self._starting(state, "answering, waiting for the unit's own probe", answer.detail, lines)
         findings = classify([(line.message, line.priority) for line in lines], self.unit)
-        if fatal_findings(findings):
+        # A cause may be printed and survived, such as an optional package that is missing. A consequence is printed
+        # only by an engine that is going down.
+        if any(finding.consequence for finding in findings):
             now = self._clock()
-            self._fatal_since = now if self._fatal_since is None else self._fatal_since
-            if now - self._fatal_since >= FATAL_GRACE_S:
-                return self._failure(state, "the journal holds a fatal line and the engine does not answer")
+            self._going_down_since = now if self._going_down_since is None else self._going_down_since
+            if now - self._going_down_since >= GOING_DOWN_S:
+                return self._failure(state, "its journal says that the engine is going down")
         phase = phase_of([line.message for line in lines])
-        return self._starting(state, phase, answer.detail, lines)
+        suspect = root_cause(findings)
+        detail = f"{answer.detail}; in the journal: {suspect.line}" if suspect else answer.detail
+        return self._starting(state, phase, detail, lines)
 
     def _failed_by_state(self, state: systemd.UnitState) -> str | None:
         """Why systemd's own view already means failure, in words."""

@@ -100,7 +100,7 @@ def _sentence(reasons: t.Sequence[str], otherwise: str) -> str:
     return "; ".join(reasons) or otherwise
 
 
-class ServiceFailure(Exception):
+class ServiceError(Exception):
     """A unit that did not reach the wanted state, with what an operator needs to go on."""
 
     def __init__(self, message: str, state: UnitState, cause: Finding | None, last_lines: t.Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class Service:
                 return
             self._sleep(POLL_S)
 
-    def _failure(self, state: UnitState, message: str) -> ServiceFailure:
+    def _failure(self, state: UnitState, message: str) -> ServiceError:
         lines = systemd.journal_of_run(state.invocation_id, self._runner)
         if not lines and state.exists:
             lines = systemd.journal_of_unit(self.wanted.name, self._runner, last=LAST_LINES)
@@ -188,7 +188,7 @@ class Service:
         parts = [message]
         if cause:
             parts += [f"cause: {cause.cause}", f"journal line: {cause.line}", f"change: {cause.variable}"]
-        failure = ServiceFailure("", state, cause, last)
+        failure = ServiceError("", state, cause, last)
         parts.append(f"next command: {failure.next_command}")
         if last:
             parts.append(f"last {len(last)} journal lines:")

@@ -8,10 +8,9 @@ import typing as t
 
 import pytest
 from openai_server import FakeServer
-
 from ops.http import Client, HttpError, read_token, sse_data
 
-EVENTS = "data: {\"a\": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n".encode()
+EVENTS = 'data: {"a": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n'.encode()
 EXPECTED = ['{"a": 1}', "Stra\u00dfe \u6771\u4eac \U0001f5fc", "one\ntwo"]
 
 
@@ -69,9 +68,11 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     [
         pytest.param(b"", "truncated", None, "before an answer", id="closed at once"),
         pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", "body", None, "not HTTP", id="another protocol"),
-        pytest.param(OK + b'Content-Length: 50\r\n\r\n{"a"', "truncated", 200, "46 bytes before the end", id="short body"),
         pytest.param(
-            OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{\"a\":\r\n", "truncated", 200, "inside", id="short chunks"
+            OK + b'Content-Length: 50\r\n\r\n{"a"', "truncated", 200, "46 bytes before the end", id="short body"
+        ),
+        pytest.param(
+            OK + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n', "truncated", 200, "inside", id="short chunks"
         ),
         pytest.param(OK + b"Content-Length: 5\r\n\r\nhello", "body", 200, "not JSON", id="no JSON"),
         pytest.param(

@@ -5,7 +5,6 @@ import typing as t
 
 import pytest
 from openai_server import ANSWERS, REASONING, FakeServer
-
 from ops.http import Client, HttpError
 from ops.openai import chat, served_models
 

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import re
+import time
+import typing as t
+
+import pytest
+from ops.answers import check_expectation, find_loop, find_marker, is_empty, judge
+
+PARIS = {"kind": "word", "value": "Paris"}
+QUESTION = "What is 17*23? Answer with the number only."
+PRODUCT = {"kind": "integer", "value": 391}
+CITY = {"kind": "json", "value": {"capital": "Paris"}}
+CALL = {"kind": "tool_call", "value": {"name": "weather", "arguments": {"city": "Paris"}}}
+
+RIGHT: list[tuple[dict[str, t.Any], str]] = [
+    (PARIS, "Paris"),
+    (PARIS, "The capital of France is Paris."),
+    (PARIS, 'The answer is "PARIS"!'),
+    (PARIS, "**Paris**"),
+    (PARIS, "Not Lyon: Paris."),
+    (PARIS, "It is not Paris, some say; but it is Paris."),
+    (PARIS, "P\u200baris"),
+    ({"kind": "word", "value": ["Rome", "Roma"]}, "Roma, Italia"),
+    ({"kind": "word", "value": "New York"}, "It is New  York."),
+    ({"kind": "word", "value": "stra\u00dfe"}, "STRASSE"),
+    ({"kind": "exact", "value": "Paris"}, " paris. "),
+    ({"kind": "exact", "value": ["yes", "y"]}, "Y"),
+    ({"kind": "exact", "value": 391}, "391"),
+    (PRODUCT, "391"),
+    (PRODUCT, "391."),
+    (PRODUCT, "17 * 23 = 391"),
+    (PRODUCT, "17*23=391"),
+    (PRODUCT, "**391**"),
+    (PRODUCT, "\\boxed{391}"),
+    (PRODUCT, "$391$"),
+    (PRODUCT, "The product of 17 and 23 is 391.0"),
+    (PRODUCT, "\uff13\uff19\uff11"),
+    ({"kind": "integer", "value": 1391}, "1,391"),
+    ({"kind": "integer", "value": -5}, "The answer is -5"),
+    ({"kind": "integer", "value": -5}, "\u22125"),
+    ({"kind": "integer", "value": 17}, "17"),
+    (CITY, '{"capital": "Paris"}'),
+    (CITY, ' {"capital": "paris", "country": "France"} '),
+    ({"kind": "json", "value": {"a": [1, 2.0]}}, '{"a": [1.0, 2]}'),
+    ({"kind": "regex", "value": r"[A-Z]{3}-\d+"}, " ABC-12\n"),
+    ({"kind": "regex", "value": "a.*z"}, "a\nz"),
+    ({"kind": "non_empty"}, "\U0001f5fc"),
+]
+
+WRONG: list[tuple[dict[str, t.Any], str, str]] = [
+    (PARIS, "", "empty"),
+    (PARIS, " \n\u200b\u00a0", "empty"),
+    (PARIS, "Lyon", "not in the answer"),
+    (PARIS, "Parisian cafes", "not in the answer"),
+    (PARIS, "A comparison", "not in the answer"),
+    (PARIS, "Paris-Nord", "not in the answer"),
+    (PARIS, "The capital of France is not Paris.", "denies"),
+    (PARIS, "It isn't Paris", "denies"),
+    (PARIS, "It isn\u2019t Paris", "denies"),
+    ({**PARIS, "reject": ["Lyon"]}, "Paris or Lyon", "'Lyon'"),
+    ({"kind": "word", "value": "New York"}, "York, the new one", "not in the answer"),
+    ({"kind": "exact", "value": "Paris"}, "The capital of France is Paris.", "another one"),
+    (PRODUCT, "3910", "says 3910"),
+    (PRODUCT, "1391", "says 1391"),
+    (PRODUCT, "391391", "says 391391"),
+    (PRODUCT, "17*23 = 381.", "says 381"),
+    (PRODUCT, "391 or 392", "says 392"),
+    (PRODUCT, "17*20=340 and 17*3=51, so 391", "says 20, 340, 3, 51"),
+    (PRODUCT, "391.5", "says 391.5"),
+    (PRODUCT, "-391", "says -391"),
+    (PRODUCT, "0391x", "no number"),
+    (PRODUCT, "x391", "no number"),
+    (PRODUCT, "3.9.1", "no number"),
+    (PRODUCT, "39 1", "says 39"),
+    (PRODUCT, "three hundred ninety-one", "no number"),
+    (PRODUCT, "17*23", "no number"),
+    ({"kind": "integer", "value": 4}, "4*4=16", "says 16"),
+    (CITY, "The capital is Paris", "not JSON"),
+    (CITY, '```json\n{"capital": "Paris"}\n```', "not JSON"),
+    (CITY, '{"capital": "Lyon"}', "capital is 'Lyon'"),
+    (CITY, '{"city": "Paris"}', "no key 'capital'"),
+    (CITY, '["Paris"]', "no JSON object"),
+    ({"kind": "json", "value": {"ok": True}}, '{"ok": 1}', "ok is 1"),
+    ({"kind": "json", "value": {"n": 1}}, '{"n": "1"}', "n is '1'"),
+    ({"kind": "json", "value": {"a": [1, 2]}}, '{"a": [1]}', "no list of 2"),
+    ({"kind": "json", "value": {"a": [1, 2]}}, '{"a": [1, 3]}', r"a\[1\] is 3"),
+    ({"kind": "regex", "value": r"\d"}, "12", "does not match"),
+    ({"kind": "non_empty"}, "...", "empty"),
+]
+
+
+@pytest.mark.parametrize(("expectation", "text"), RIGHT, ids=[text.strip()[:30] for _expectation, text in RIGHT])
+def test_right_answers(expectation: dict[str, t.Any], text: str) -> None:
+    verdict = judge(expectation, text, QUESTION if expectation is PRODUCT else "")
+    assert verdict.ok, verdict
+    assert verdict.reason == ""
+
+
+@pytest.mark.parametrize(("expectation", "text", "reason"), WRONG, ids=[text.strip()[:30] for _e, text, _r in WRONG])
+def test_wrong_answers(expectation: dict[str, t.Any], text: str, reason: str) -> None:
+    verdict = judge(expectation, text, QUESTION if expectation is PRODUCT else "2+2")
+    assert not verdict.ok
+    assert re.search(reason, verdict.reason), verdict
+    assert str(expectation.get("value", "")) in verdict.wanted
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([{"name": "weather", "arguments": '{"city": "Paris", "unit": "celsius"}'}], ""),
+        ([], "0 tool calls"),
+        ([{"name": "weather", "arguments": "{}"}] * 2, "2 tool calls"),
+        ([{"name": "time", "arguments": '{"city": "Paris"}'}], "of 'time'"),
+        ([{"name": "weather", "arguments": '{"city": "London"}'}], "city is 'London'"),
+        ([{"name": "weather", "arguments": '{"city": "Pa'}], "not JSON"),
+        ([{"name": "weather", "arguments": ""}], "not JSON"),
+    ],
+)
+def test_tool_calls(calls: list[dict[str, str]], reason: str) -> None:
+    verdict = judge(CALL, "", tool_calls=calls)
+    assert verdict.ok == (reason == "")
+    assert reason in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("expectation", "problem"),
+    [
+        ({"kind": "word", "value": "x"}, None),
+        ({"kind": "non_empty"}, None),
+        ({}, "kind is None"),
+        ({"kind": "words", "value": "x"}, "known are"),
+        ({"kind": "word"}, "needs a value"),
+        ({"kind": "word", "value": ""}, "needs a value"),
+        ({"kind": "integer", "value": "39l"}, "needs an integer"),
+        ({"kind": "integer", "value": 3.5}, "needs an integer"),
+        ({"kind": "json", "value": "{}"}, "needs a mapping"),
+        ({"kind": "tool_call", "value": {}}, "needs value.name"),
+        ({"kind": "regex", "value": "("}, "no regular expression"),
+    ],
+)
+def test_unusable_expectations_are_named(expectation: dict[str, t.Any], problem: str | None) -> None:
+    found = check_expectation(expectation)
+    assert (found is None) == (problem is None)
+    assert problem is None or problem in str(found)
+
+
+LOOPS = [
+    "4*4=16 " * 12,
+    "The answer is Paris. " + "I hope this helps. " * 6,
+    "no " * 12,
+    "Paris." + "!" * 40,
+    "\u6771\u4eac" * 20,
+    "Right. " + "<pad>" * 10,
+    "\n".join(["- item one two three"] * 5),
+]
+NO_LOOPS = [
+    "",
+    "The capital of France is Paris.",
+    "Well, well, well. It is what it is.",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16",
+    "row one | a | b | c\nrow two | a | b | c\nrow three | a | b | c",
+    "=" * 20,
+    "Buffalo buffalo Buffalo buffalo buffalo buffalo Buffalo buffalo",
+    "The cat sat. The dog sat. The bird sat. The fish swam. The man stood.",
+]
+
+
+@pytest.mark.parametrize("text", LOOPS)
+def test_loops_are_found(text: str) -> None:
+    unit = find_loop(text)
+    assert unit
+    assert "".join(unit.split()) in "".join(text.split())
+
+
+@pytest.mark.parametrize("text", NO_LOOPS)
+def test_ordinary_text_is_no_loop(text: str) -> None:
+    assert find_loop(text) is None
+
+
+def test_a_loop_in_a_long_answer_is_found_fast() -> None:
+    text = " ".join(str(number * 7919 % 10007) for number in range(8000)) + " the same words" * 10
+    start = time.monotonic()
+    assert find_loop(text)
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "marker"),
+    [
+        ("I know it.</think>Paris", "</think>"),
+        ("<think>Paris", "<think>"),
+        ("Paris<|im_end|>", "<|im_end|>"),
+        ("<\uff5cbegin\u2581of\u2581sentence\uff5c>Paris", "<\uff5cbegin\u2581of\u2581sentence\uff5c>"),
+        ("[INST] Paris", "[INST]"),
+        ("<tool_call>{}</tool_call>", "<tool_call>"),
+        ("a < b and b > c | d", None),
+        ("<p>Paris</p>", None),
+        ("I think it is Paris", None),
+    ],
+)
+def test_control_tokens_are_found(text: str, marker: str | None) -> None:
+    assert find_marker(text) == marker
+
+
+@pytest.mark.parametrize(
+    ("text", "empty"), [("", True), ("\u200b\ufeff \n", True), ("...", True), ("0", False), ("+", False)]
+)
+def test_empty(text: str, empty: bool) -> None:
+    assert is_empty(text) is empty
