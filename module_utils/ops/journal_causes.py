@@ -615,4 +615,3 @@ def root_cause(findings: t.Sequence[Finding]) -> Finding | None:
         if group:
             return group[0]
     return None
-

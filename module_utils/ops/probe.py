@@ -90,7 +90,9 @@ class Capacity:
         if context and total >= context:
             parts.append(_requests(total // context, context))
         elif context:
-            parts.append(f"no request of the full context ({tokens_words(context)}), the longest is {total} tokens")
+            parts.append(
+                f"no request of the full context ({tokens_words(context)} tokens), the longest is {total} tokens"
+            )
         short = 512 if total < 65536 else 8192
         if not context or short < context:
             parts.append(_requests(total // short, short))

@@ -22,6 +22,8 @@ from .openai import CHAT_PATH, ChatAnswer, chat, served_models
 
 REPORT_SCHEMA = 1
 SEEN_CHARS = 300
+# After so many silent questions in a row the others are not asked.
+UNANSWERED_LIMIT = 2
 
 # Every fault of an answer: its id, what must hold, and what a failure most often means.
 FAULTS: dict[str, tuple[str, str]] = {
@@ -97,9 +99,16 @@ def check_problem(check: PromptCheck) -> str | None:
 
 @dataclass(frozen=True)
 class Fault:
+    """One thing wrong with an answer. mode is whole, streamed or both; kind is the HttpError's for a failed request."""
+
     id: str
     mode: str
     reason: str
+    kind: str = ""
+
+    @property
+    def unanswered(self) -> bool:
+        return self.kind in ("connect", "timeout")
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,10 @@ class Try:
     @property
     def ok(self) -> bool:
         return not self.faults
+
+    @property
+    def unanswered(self) -> bool:
+        return any(fault.unanswered for fault in self.faults)
 
     def as_dict(self) -> dict[str, t.Any]:
         return {
@@ -192,7 +205,9 @@ def ask_once(client: Client, model: str, check: PromptCheck) -> Try:
         try:
             answer = chat(client, check.payload(model), streamed, check.timeout)
         except HttpError as error:
-            faults.append(Fault("request", mode, str(error)))
+            faults.append(Fault("request", mode, str(error), error.kind))
+            if faults[-1].unanswered:
+                break
             continue
         answers.append((mode, answer))
         faults.extend(faults_of(check, mode, answer))
@@ -237,6 +252,7 @@ class Row:
     passed: int = 0
     tried: int = 0
     tries: tuple[Try, ...] = ()
+    unanswered: bool = False
 
     def as_dict(self) -> dict[str, t.Any]:
         return {
@@ -260,12 +276,10 @@ def prompt_row(client: Client, model: str, check: PromptCheck, key_file: str | N
     ok = passed >= check.needed()
     shown = next((one for one in tries if not one.ok), tries[-1]) if not ok else tries[-1]
     ttfts = [answer.ttft_s for one in tries for mode, answer in one.answers if answer.ttft_s is not None]
-    expect = check.expect
-    wanted = expect["kind"] if expect["kind"] == "non_empty" else f"{expect['kind']}: {expect['value']}"
     return Row(
         id=f"prompt.{check.id}",
         ok=ok,
-        wanted=wanted,
+        wanted=_wanted(check),
         seen=_seen(shown),
         elapsed_s=sum(one.elapsed_s for one in tries),
         ttft_s=max(ttfts) if ttfts else None,
@@ -274,7 +288,27 @@ def prompt_row(client: Client, model: str, check: PromptCheck, key_file: str | N
         passed=passed,
         tried=len(tries),
         tries=tuple(tries),
+        unanswered=tries[-1].unanswered,
     )
+
+
+def _unasked_row(check: PromptCheck, previous: Row) -> Row:
+    """The row of a question that is not asked any more: the server is silent, and every question takes its whole time."""
+    return Row(
+        id=f"prompt.{check.id}",
+        ok=False,
+        wanted=_wanted(check),
+        seen="not asked",
+        elapsed_s=0.0,
+        cause=f"the server was silent for {UNANSWERED_LIMIT} questions before",
+        next_command=previous.next_command,
+        unanswered=True,
+    )
+
+
+def _wanted(check: PromptCheck) -> str:
+    kind = check.expect["kind"]
+    return kind if kind == "non_empty" else f"{kind}: {check.expect['value']}"
 
 
 def _seen(one: Try) -> str:
@@ -292,14 +326,9 @@ def _cause(one: Try) -> str:
 
 
 def _next_command(client: Client, model: str, check: PromptCheck, shown: Try, key_file: str | None) -> str:
-    if all(fault.id == "request" for fault in shown.faults) and "connect" in _request_kinds(shown):
+    if any(fault.kind == "connect" for fault in shown.faults):
         return "systemctl status 'sglang-*'"
     return curl_command(client.base_url, check.payload(model), key_file)
-
-
-def _request_kinds(one: Try) -> set[str]:
-    refused = any("refused" in fault.reason or "unreachable" in fault.reason for fault in one.faults)
-    return {"connect"} if refused else set()
 
 
 def curl_command(base_url: str, payload: t.Mapping[str, t.Any], key_file: str | None = None) -> str:
@@ -349,7 +378,7 @@ def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
                 id=f"answer.{id}",
                 ok=not bad,
                 wanted=wanted,
-                seen=seen or f"{tried} of {tried} tries",
+                seen=seen or f"{tried} tries without",
                 elapsed_s=0.0,
                 cause=cause if bad else "",
                 next_command=bad[0][0].next_command if bad else "",
@@ -363,10 +392,16 @@ def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
 def run_checks(
     client: Client, model: str, checks: t.Sequence[PromptCheck], key_file: str | None = None
 ) -> dict[str, t.Any]:
-    """Ask everything and return the report."""
+    """Ask everything and return the report. A server that stays silent is not asked to the end."""
     start = time.monotonic()
     started = time.time()
-    prompts = [prompt_row(client, model, check, key_file) for check in checks]
+    prompts: list[Row] = []
+    for check in checks:
+        silent = prompts[-UNANSWERED_LIMIT:]
+        if len(silent) == UNANSWERED_LIMIT and all(row.unanswered for row in silent):
+            prompts.append(_unasked_row(check, silent[-1]))
+        else:
+            prompts.append(prompt_row(client, model, check, key_file))
     rows = [model_row(client, model), *prompts, *fault_rows(prompts)]
     failed = [row.id for row in rows if not row.ok]
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 import typing as t
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ UNIT_PROPERTIES = (
     "InactiveExitTimestampMonotonic",
     "Job",
 )
+
+_EMPTY_ENVIRONMENT_TRIES = 10
+_EMPTY_ENVIRONMENT_PAUSE_S = 0.02
 
 # CLD_* codes that systemd reports as ExecMainCode (man 2 waitid).
 _EXIT_CODES = {"1": "exited with status", "2": "was killed by signal", "3": "dumped core on signal"}
@@ -196,12 +200,20 @@ def journal_of_unit(name: str, runner: Runner = run_command, last: int = 400) ->
 
 
 def process_environment(pid: int, proc: str = "/proc") -> dict[str, str] | None:
-    """The environment that a process was started with; None when it is gone. Raises PermissionError."""
-    try:
-        with open(f"{proc}/{pid}/environ", "rb") as handle:
-            raw = handle.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    """The environment that a process was started with; None when it is gone. Raises PermissionError.
+
+    While a process is being replaced by another program, the kernel shows an empty environment for a moment.
+    """
+    raw = b""
+    for _attempt in range(_EMPTY_ENVIRONMENT_TRIES):
+        try:
+            with open(f"{proc}/{pid}/environ", "rb") as handle:
+                raw = handle.read()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if raw:
+            break
+        time.sleep(_EMPTY_ENVIRONMENT_PAUSE_S)
     text = raw.decode("utf-8", errors="replace")
     return dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
 

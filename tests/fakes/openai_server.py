@@ -270,7 +270,7 @@ def _deltas(answer: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     deltas: list[dict[str, t.Any]] = [{"role": "assistant", "content": ""}]
     reasoning, content = answer["reasoning"] or "", answer["content"] or ""
     deltas += [{"reasoning_content": reasoning[i : i + 8]} for i in range(0, len(reasoning), 8)]
-    deltas += [{"content": content[i : i + 4]} for i in range(0, len(content), 4)]
+    deltas += [{"content": content[i : i + 2]} for i in range(0, len(content), 2)]
     for index, call in enumerate(answer["tool_calls"] or ()):
         arguments = call["function"]["arguments"]
         first = {"index": index, "id": "call_1", "function": {"name": call["function"]["name"], "arguments": ""}}

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every fault of the misbehaving server is caught by the row that should, and by no crash; the healthy one passes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import typing as t
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from openai_server import ANSWERS, FAULTS, MODEL, REASONING, FakeServer
+from ops.http import Client
+from ops.openai import ChatAnswer
+from ops.prompt_checks import (
+    FAULTS as ROWS,
+)
+from ops.prompt_checks import (
+    Fault,
+    PromptCheck,
+    Try,
+    ask,
+    check_problem,
+    curl_command,
+    failure_text,
+    faults_of,
+    run_checks,
+    write_report,
+)
+
+TIMEOUT = 0.8
+
+
+def question(id: str, text: str, kind: str, value: t.Any, **more: t.Any) -> PromptCheck:
+    expect = {"kind": kind, "value": value}
+    return PromptCheck(id, ({"role": "user", "content": text},), expect, **{"timeout": TIMEOUT, **more})
+
+
+TOOLS = {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]}
+CALL = {"name": "weather", "arguments": {"city": "Paris", "unit": "celsius"}}
+CHECKS = (
+    question("capital", "What is the capital of France?", "word", "Paris"),
+    question("product", "What is 17*23? Answer with the number only.", "integer", 391),
+    question("unicode", "Which tower?", "word", "\u6771\u4eac"),
+    question("json", "The capital as JSON", "json", {"capital": "Paris"}),
+    question("tool", "What is the weather in Paris?", "tool_call", CALL, extra=TOOLS),
+    question(
+        "thinking",
+        "What is the capital of France?",
+        "word",
+        "Paris",
+        reasoning="required",
+        extra={"chat_template_kwargs": {"thinking": True}},
+    ),
+)
+PROMPTS = {f"prompt.{check.id}" for check in CHECKS}
+TEXT_PROMPTS = PROMPTS - {"prompt.tool"}
+
+# Fault of the server -> the rows that must fail, and no other.
+CAUGHT: dict[str, set[str]] = {
+    "none": set(),
+    "empty": {*PROMPTS, "answer.expected", "answer.non_empty"},
+    "only_reasoning": {*TEXT_PROMPTS, "answer.expected", "answer.non_empty"},
+    "loop": {*PROMPTS, "answer.expected", "answer.loop", "answer.finish_reason"},
+    "loop_then_stop": {*PROMPTS, "answer.loop", "answer.expected"},
+    "more_digits": {"prompt.product", "answer.expected"},
+    "digits_inside": {"prompt.product", "answer.expected"},
+    "denied": {"prompt.capital", "prompt.thinking", "answer.expected"},
+    "inside_word": {"prompt.capital", "prompt.thinking", "prompt.json", "answer.expected"},
+    "reasoning_leak": {*PROMPTS, "answer.markers", "answer.expected"},
+    "template_leak": {*PROMPTS, "answer.markers", "answer.expected"},
+    "truncated_stream": {*PROMPTS, "answer.request"},
+    "no_end_marker": {*PROMPTS, "answer.request"},
+    "stream_drops": {*PROMPTS, "answer.same_when_streamed", "answer.expected"},
+    "error_text": {*TEXT_PROMPTS, "answer.expected"},
+    "error_object": {*PROMPTS, "answer.request"},
+    "error_in_stream": {*PROMPTS, "answer.request"},
+    "not_json": {*PROMPTS, "answer.request"},
+    "refused": {*PROMPTS, "answer.request"},
+    "overloaded": {*PROMPTS, "answer.request"},
+    "shallow_health": {*PROMPTS, "answer.request"},
+    "hang": {*PROMPTS, "answer.request"},
+    "slow_trickle": {*PROMPTS, "answer.request"},
+    "wrong_model": {"server.model"},
+    "no_usage": {*PROMPTS, "answer.usage"},
+    "zero_usage": {*PROMPTS, "answer.usage"},
+    "cut": {*PROMPTS, "answer.finish_reason"},
+    "aborted": {*PROMPTS, "answer.finish_reason"},
+    "no_finish_reason": {*PROMPTS, "answer.finish_reason"},
+    "tool_as_text": {"prompt.tool", "answer.expected", "answer.markers"},
+    "tool_wrong_arguments": {"prompt.tool", "answer.expected"},
+    "tool_broken_arguments": {"prompt.tool", "answer.expected"},
+}
+# Seen by the readiness probe and by the Prometheus query; the questions are answered rightly.
+NOT_THE_ANSWERS = {"not_ready", "metrics_frozen"}
+
+
+def test_every_fault_of_the_server_is_in_the_table() -> None:
+    assert set(CAUGHT) | NOT_THE_ANSWERS == set(FAULTS)
+
+
+@pytest.mark.parametrize("fault", CAUGHT)
+def test_faults_are_caught_by_the_rows_that_should(fault: str) -> None:
+    with FakeServer(fault) as fake:
+        report = run_checks(Client(fake.base_url), MODEL, CHECKS)
+    assert set(report["failed"]) == CAUGHT[fault], json.dumps(report, indent=1)
+    assert report["ok"] == (not CAUGHT[fault])
+    for row in report["checks"]:
+        assert bool(row["cause"]) == (not row["ok"]), row["id"]
+        assert bool(row["next_command"]) == (not row["ok"]), row["id"]
+        assert row["seen"]
+        assert row["wanted"]
+
+
+@pytest.mark.parametrize("fault", sorted(NOT_THE_ANSWERS))
+def test_faults_beside_the_answers_leave_them_right(fault: str) -> None:
+    with FakeServer(fault) as fake:
+        assert run_checks(Client(fake.base_url), MODEL, CHECKS)["ok"]
+
+
+def test_every_row_is_there_in_every_report_in_the_same_order() -> None:
+    wanted = ["server.model", *(f"prompt.{check.id}" for check in CHECKS), *(f"answer.{fault}" for fault in ROWS)]
+    for fault in ("none", "overloaded"):
+        with FakeServer(fault) as fake:
+            report = run_checks(Client(fake.base_url), MODEL, CHECKS)
+        assert [row["id"] for row in report["checks"]] == wanted
+
+
+def test_every_fault_row_can_fail() -> None:
+    slow = question("slow", "capital of France", "word", "Paris", max_ttft_s=0.0)
+    thinking = question("no_thinking", "capital of France", "word", "Paris", reasoning="required")
+    caught = set().union(*CAUGHT.values())
+    with FakeServer() as fake:
+        caught |= set(run_checks(Client(fake.base_url), MODEL, [slow, thinking])["failed"])
+    assert {f"answer.{fault}" for fault in ROWS} <= caught
+
+
+def test_the_server_is_healthy_a_hundred_times() -> None:
+    with FakeServer() as fake:
+        client = Client(fake.base_url)
+        assert all(run_checks(client, MODEL, CHECKS[:2])["ok"] for _run in range(100))
+
+
+def test_a_report_survives_json(tmp_path: Path) -> None:
+    with FakeServer("stream_drops") as fake:
+        report = run_checks(Client(fake.base_url), MODEL, CHECKS)
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    write_report(str(path), report)
+    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(json.dumps(report))
+    assert os.listdir(tmp_path) == ["report.json"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    with pytest.raises(TypeError):
+        write_report(str(path), {"not JSON": object()})
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+class Flaky:
+    """Replaces ask_once: answers right or wrong by a list."""
+
+    def __init__(self, outcomes: list[bool]) -> None:
+        self.outcomes = list(outcomes)
+        self.asked = 0
+
+    def __call__(self, *_args: object) -> t.Any:
+        self.asked += 1
+        return Try(() if self.outcomes.pop(0) else (Fault("non_empty", "whole", "the content is empty"),), (), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("tries", "rate", "outcomes", "ok", "asked"),
+    [
+        pytest.param(1, 1.0, [True], True, 1, id="one of one"),
+        pytest.param(1, 1.0, [False], False, 1, id="none of one"),
+        pytest.param(3, 0.3, [False, True], True, 2, id="a retry"),
+        pytest.param(3, 0.66, [True, True], True, 2, id="certain after two"),
+        pytest.param(3, 0.67, [True, False], False, 2, id="lost after two"),
+        pytest.param(20, 0.95, [True] * 10 + [False] + [True] * 9, True, 20, id="one empty of twenty"),
+        pytest.param(20, 0.95, [False, True, False], False, 3, id="two empty of twenty"),
+    ],
+)
+def test_rates(
+    monkeypatch: pytest.MonkeyPatch, tries: int, rate: float, outcomes: list[bool], ok: bool, asked: int
+) -> None:
+    flaky = Flaky(outcomes)
+    monkeypatch.setattr("ops.prompt_checks.ask_once", flaky)
+    check = question("q", "?", "word", "x", tries=tries, min_pass_rate=rate)
+    monkeypatch.setattr("ops.prompt_checks.served_models", lambda _client: [MODEL])
+    report = run_checks(Client("http://127.0.0.1:1"), MODEL, [check])
+    row = next(row for row in report["checks"] if row["id"] == "prompt.q")
+    assert (row["ok"], row["tried"], row["passed"]) == (ok, asked, sum(outcomes))
+    assert [one["ok"] for one in row["tries"]] == outcomes, "every try is kept"
+    empty = next(row for row in report["checks"] if row["id"] == "answer.non_empty")
+    assert (empty["ok"], empty["passed"], empty["tried"]) == (ok, sum(outcomes), asked), "a tolerated fault is counted"
+
+
+def test_a_silent_server_is_not_asked_to_the_end() -> None:
+    with FakeServer("hang", after=2) as fake:
+        report = run_checks(Client(fake.base_url), MODEL, CHECKS)
+        assert fake.questions == 4, "two answers to the first, then one silence for each of two more"
+    seen = {row["id"]: row["seen"] for row in report["checks"]}
+    assert "no complete answer within 0.8 s" in seen["prompt.product"]
+    assert seen["prompt.json"] == "not asked"
+    assert set(report["failed"]) == PROMPTS - {"prompt.capital"} | {"answer.request"}
+
+
+def test_asking_stops_when_it_cannot_pass_any_more() -> None:
+    check = question("q", "?", "word", "x", tries=5)
+    assert len(ask(Client("http://127.0.0.1:1"), MODEL, check)) == 1
+
+
+def test_the_failure_text_holds_what_an_operator_needs() -> None:
+    with FakeServer("more_digits") as fake:
+        report = run_checks(Client(fake.base_url), MODEL, CHECKS)
+        text = failure_text(report)
+        command = next(row for row in report["checks"] if row["id"] == "prompt.product")["next_command"]
+        assert "2 of 17 checks failed" in text
+        assert "prompt.product: wanted 'integer: 391', seen '3910'; the answer says 3910" in text
+        assert f"next command: {command}" in text
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "3910", "the command repeats the question"
+
+
+def test_a_closed_port_points_to_the_unit() -> None:
+    report = run_checks(Client("http://127.0.0.1:1"), MODEL, CHECKS[:1])
+    row = report["checks"][1]
+    assert row["next_command"] == "systemctl status 'sglang-*'"
+    assert "Connection refused" in row["cause"]
+
+
+def test_a_key_is_never_part_of_the_command() -> None:
+    command = curl_command("http://h", {"a": "it's"}, "/run/key")
+    assert command == (
+        "curl -sS -H \"Authorization: Bearer $(cat /run/key)\" -H 'Content-Type: application/json' "
+        'http://h/v1/chat/completions -d \'{"a": "it\'"\'"\'s"}\''
+    )
+    assert curl_command("http://h", {"a": "x" * 2000}) == "journalctl -u 'sglang-*' -n 100 --no-pager"
+
+
+GOOD = ChatAnswer("Paris", "", "stop", {"prompt_tokens": 1, "completion_tokens": 1}, "m", (), 0.1, 0.2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "faults"),
+    [
+        ({}, {}, []),
+        ({"reasoning": REASONING}, {"reasoning": "forbidden"}, ["reasoning"]),
+        ({"reasoning": " "}, {"reasoning": "required"}, ["reasoning"]),
+        ({"reasoning": REASONING}, {"reasoning": "required"}, []),
+        ({"reasoning": "so " * 50}, {}, ["loop"]),
+        ({"finish_reason": "length"}, {"allow_length": True}, []),
+        ({"ttft_s": 3.0}, {"max_ttft_s": 2.5}, ["first_token"]),
+        ({"ttft_s": None}, {"max_ttft_s": 2.5}, []),
+        ({"usage": {"prompt_tokens": 1}}, {}, ["usage"]),
+        ({"usage": []}, {}, ["usage"]),
+    ],
+)
+def test_faults_of_one_answer(change: dict[str, t.Any], check: dict[str, t.Any], faults: list[str]) -> None:
+    found = faults_of(question("q", "?", "word", "Paris", **check), "whole", replace(GOOD, **change))
+    assert [fault.id for fault in found] == faults
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"messages": ()}, "neither prompt nor messages"),
+        ({"tries": 0}, "tries is 0"),
+        ({"min_pass_rate": 0.0}, "min_pass_rate is 0.0"),
+        ({"min_pass_rate": 1.1}, "min_pass_rate is 1.1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"expect": {"kind": "contains", "value": "x"}}, "kind is 'contains'"),
+    ],
+)
+def test_unusable_checks_are_named(changes: dict[str, t.Any], problem: str | None) -> None:
+    found = check_problem(replace(CHECKS[0], **changes))
+    assert (found is None) == (problem is None)
+    assert problem is None or (problem in str(found) and "'capital'" in str(found))
+
+
+def test_the_fake_knows_the_answers_it_is_asked() -> None:
+    assert all(any(part in check.question() for part in (*ANSWERS, "weather")) for check in CHECKS)
