@@ -104,7 +104,7 @@ attributes:
     platforms: posix
     support: full
 author:
-  - The maintainers of this repository
+  - The maintainers of this repository (!UNKNOWN)
 """
 
 EXAMPLES = r"""

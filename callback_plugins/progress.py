@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ansible's default output, plus a sign of life while a task runs long.
+
+A model load or an engine install takes minutes, and the default output is silent for all of them. This callback prints one line
+for each stretch of silence (what runs, how long so far) and shows a waiting loop as progress instead of as a series of failures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+from ansible.plugins.callback.default import CallbackModule as DefaultCallback
+
+DOCUMENTATION = """
+name: progress
+type: stdout
+short_description: default output with progress for long tasks
+description:
+  - Prints the task's name and the time so far whenever a task has been silent for a while.
+  - A result that carries RV(progress) in an until loop is shown as progress, not as a failure.
+extends_documentation_fragment:
+  - default_callback
+  - result_format_callback
+options:
+  heartbeat_seconds:
+    description: Length of the silence after which a line is printed.
+    type: int
+    default: 20
+    ini:
+      - section: callback_progress
+        key: heartbeat_seconds
+    env:
+      - name: OPS_HEARTBEAT_SECONDS
+"""
+
+
+class CallbackModule(DefaultCallback):
+    """Default stdout callback with a heartbeat."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "progress"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task_name = ""
+        self._task_started = 0.0
+        self._last_output = 0.0
+        self._stopped = threading.Event()
+
+    def v2_playbook_on_start(self, playbook) -> None:
+        super().v2_playbook_on_start(playbook)
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def v2_playbook_on_task_start(self, task, is_conditional) -> None:
+        super().v2_playbook_on_task_start(task, is_conditional)
+        self._begin(task.get_name())
+
+    def v2_playbook_on_handler_task_start(self, task) -> None:
+        super().v2_playbook_on_handler_task_start(task)
+        self._begin(task.get_name())
+
+    def v2_runner_retry(self, result) -> None:
+        progress = result.result.get("progress") if hasattr(result, "result") else result._result.get("progress")
+        if progress is None:
+            super().v2_runner_retry(result)
+            return
+        self._last_output = time.monotonic()
+        self._display.display(f"  ... {progress}", color="cyan")
+
+    def v2_playbook_on_stats(self, stats) -> None:
+        self._stopped.set()
+        super().v2_playbook_on_stats(stats)
+
+    def _begin(self, name: str) -> None:
+        self._task_name = name
+        self._task_started = self._last_output = time.monotonic()
+
+    def _beat(self) -> None:
+        every = self.get_option("heartbeat_seconds")
+        while not self._stopped.wait(1):
+            now = time.monotonic()
+            if self._task_name and now - self._last_output >= every:
+                self._last_output = now
+                minutes, seconds = divmod(int(now - self._task_started), 60)
+                # Straight to the descriptor: worker processes are forked at any moment, and a lock of Python's
+                # output layer that this thread holds right then would stay locked in the worker for ever.
+                os.write(sys.__stdout__.fileno(), f"  ... {self._task_name}: {minutes}m{seconds:02d}s\n".encode())
