@@ -15,9 +15,9 @@ from pathlib import Path
 
 from .errors import LabError
 
-# What a host's systemd uses. cpuset and freezer are left out: v1 systemd does not touch them.
+# What the systemd of a host uses; on v1 that is neither cpuset nor freezer.
 V1_CONTROLLERS = frozenset({"memory", "pids", "cpu", "cpuacct", "blkio", "devices", "name=systemd"})
-V2_CONTROLLERS = ("cpu", "io", "memory", "pids")
+V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids")
 
 
 @dataclass(frozen=True)

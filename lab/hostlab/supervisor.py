@@ -248,12 +248,13 @@ class Supervisor:
         self.tasks: set[asyncio.Task] = set()
 
     async def serve(self) -> None:
-        path = self.state / "control"
+        path = self.state / "control.new"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen(16)
             listener.setblocking(False)
+            path.rename(self.state / "control")  # there only when it answers
             log("ready")
             while True:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)

@@ -297,7 +297,7 @@ def test_run_passes_the_exit_code_and_removes_the_lab_under_a_long_path(tmp_path
 def test_run_takes_the_lab_with_it(other: Bench, number: signal.Signals) -> None:
     process = other.start("run", "one=10.77.0.11", "--", "sleep", "1000")
     try:
-        eventually((other.state / "control").exists)
+        eventually((other.state / "control").exists, 60)
         first = other.status["pid"]
     finally:
         process.send_signal(number)
@@ -394,7 +394,7 @@ def test_a_machine_without_debian_12_sources_is_refused(tmp_path: Path) -> None:
     [
         (
             ["31 24 0:27 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate"],
-            {("/sys/fs/cgroup", 2, ("cpu", "io", "memory", "pids"))},
+            {("/sys/fs/cgroup", 2, ("cpu", "cpuset", "io", "memory", "pids"))},
         ),
         (
             [
