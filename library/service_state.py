@@ -113,7 +113,7 @@ n_restarts:
   type: int
   sample: 0
 config_sha256:
-  description: O(config_sha256) as given. Pass it to M(sglang_ready).
+  description: O(config_sha256) as given. Pass it to C(sglang_ready).
   returned: always
   type: str
   sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
@@ -145,14 +145,12 @@ next_command:
   sample: journalctl -u sglang-unified.service -n 200 --no-pager
 """
 
-import dataclasses
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.service import Plan, Service, ServiceError, Wanted
 from ansible.module_utils.ops.systemd import SystemdError, UnitState
 
 
-def result_of(plan: Plan, before: UnitState, after: UnitState) -> dict:
+def result_of(wanted: Wanted, plan: Plan, before: UnitState, after: UnitState) -> dict:
     return {
         "changed": plan.changed,
         "actions": list(plan.actions),
@@ -162,6 +160,7 @@ def result_of(plan: Plan, before: UnitState, after: UnitState) -> dict:
         "main_pid_before": before.main_pid,
         "main_pid_after": after.main_pid,
         "n_restarts": after.n_restarts,
+        "config_sha256": wanted.config_sha256,
         "invocation_id": after.invocation_id,
         "unit_state": after.words(),
     }
@@ -170,7 +169,7 @@ def result_of(plan: Plan, before: UnitState, after: UnitState) -> dict:
 def diff_of(plan: Plan, before: UnitState) -> dict:
     """The unit as it is and as the plan makes it; no environment, no command line."""
     seen = [f"state: {before.words()}", f"enabled: {before.unit_file_state or 'no unit file'}"]
-    then = [f"{action}: {plan.reason}" for action in plan.actions]
+    then = [f"{', '.join(plan.actions)}: {plan.reason}"] if plan.actions else []
     return {"before": "\n".join(seen) + "\n", "after": "\n".join(seen + then) + "\n"}
 
 
@@ -188,7 +187,7 @@ def missing_unit(module: AnsibleModule, wanted: Wanted, state: UnitState) -> Non
             next_command=f"systemctl list-unit-files '{wanted.name}'",
         )
         return
-    module.exit_json(**result_of(plan, state, state), config_sha256=wanted.config_sha256, diff=diff_of(plan, state))
+    module.exit_json(**result_of(wanted, plan, state, state), diff=diff_of(plan, state))
 
 
 def run(module: AnsibleModule) -> None:
@@ -212,14 +211,14 @@ def run(module: AnsibleModule) -> None:
         plan = service.plan(before)
         diff = diff_of(plan, before)
         if module.check_mode or not plan.changed:
-            module.exit_json(**result_of(plan, before, before), config_sha256=wanted.config_sha256, diff=diff)
+            module.exit_json(**result_of(wanted, plan, before, before), diff=diff)
         after = service.apply(plan, before, params["wait"])
     except PermissionError as error:
         module.fail_json(msg=f"cannot read the running configuration of {wanted.name}: {error}; run with become: true")
     except SystemdError as error:
         module.fail_json(msg=str(error), next_command=f"systemctl status {wanted.name}")
     except ServiceError as failure:
-        cause = dataclasses.asdict(failure.cause) if failure.cause else None
+        cause = failure.cause.as_dict() if failure.cause else None
         module.fail_json(
             msg=str(failure),
             cause=cause,
@@ -227,7 +226,7 @@ def run(module: AnsibleModule) -> None:
             next_command=failure.next_command,
             unit_state=failure.state.words(),
         )
-    module.exit_json(**result_of(plan, before, after), config_sha256=wanted.config_sha256, diff=diff)
+    module.exit_json(**result_of(wanted, plan, before, after), diff=diff)
 
 
 def main() -> None:

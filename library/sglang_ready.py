@@ -217,18 +217,12 @@ def result_of(seen: Readiness, restarts_before: int) -> dict:
     if seen.status == READY:
         result.update(dataclasses.asdict(seen.capacity))
         result["capacity"] = seen.capacity.words()
-        result["warnings_seen"] = [finding_dict(finding) for finding in seen.warnings]
+        result["warnings_seen"] = [finding.as_dict() for finding in seen.warnings]
     if seen.status == FAILED:
         result["last_lines"] = list(seen.last_lines)
-        result["cause"] = finding_dict(seen.cause) if seen.cause else None
+        result["cause"] = seen.cause.as_dict() if seen.cause else None
         result["next_command"] = next_command(seen)
     return result
-
-
-def finding_dict(finding) -> dict:
-    values = dataclasses.asdict(finding)
-    values.pop("consequence")
-    return values
 
 
 def next_command(seen: Readiness) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import typing as t
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 FATAL = "fatal"
 WARNING = "warning"
@@ -45,6 +45,12 @@ class Finding:
     line: str
     consequence: bool = False
     count: int = 1
+
+    def as_dict(self) -> dict[str, t.Any]:
+        """What a module returns."""
+        values = asdict(self)
+        del values["consequence"]
+        return values
 
 
 def _row(

@@ -293,7 +293,7 @@ def prompt_row(client: Client, model: str, check: PromptCheck, key_file: str | N
 
 
 def _unasked_row(check: PromptCheck, previous: Row) -> Row:
-    """The row of a question that is not asked any more: the server is silent, and every question takes its whole time."""
+    """The row of a question that is not asked: the server is silent, and each question takes its whole time."""
     return Row(
         id=f"prompt.{check.id}",
         ok=False,

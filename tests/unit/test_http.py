@@ -10,7 +10,9 @@ import pytest
 from openai_server import FakeServer
 from ops.http import Client, HttpError, read_token, sse_data
 
-EVENTS = 'data: {"a": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n'.encode()
+EVENTS = (
+    'data: {"a": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n'
+).encode()
 EXPECTED = ['{"a": 1}', "Stra\u00dfe \u6771\u4eac \U0001f5fc", "one\ntwo"]
 
 

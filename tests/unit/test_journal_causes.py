@@ -35,7 +35,7 @@ Multi-thread loading shards: 100% Completed | 1/1 [00:04<00:00,  4.32s/it]
 [2026-11-30 00:09:30] Load weight end. elapsed=4.43 s, type=LlamaForCausalLM, avail mem=20.10 GB, mem usage=0.47 GB.
 [2026-11-30 00:09:33] KV Cache is allocated. dtype: torch.float32, #tokens: 8192, K size: 0.18 GB, V size: 0.18 GB
 [2026-11-30 00:09:33] Memory pool end. avail mem=20.03 GB
-[2026-11-30 00:09:33] max_total_num_tokens=8192, chunked_prefill_size=4096, max_prefill_tokens=16384, max_running_requests=8, context_len=8192, available_cpu_mem=20.03 GB
+[2026-11-30 00:09:33] max_total_num_tokens=8192, chunked_prefill_size=4096, max_running_requests=8, context_len=8192
 [2026-11-30 00:09:33] INFO:     Uvicorn running on http://127.0.0.1:30001 (Press CTRL+C to quit)
 [2026-11-30 00:09:34] Prefill batch, #new-seq: 1, #new-token: 6, #cached-token: 0, token usage: 0.00, #running-req: 0
 [2026-11-30 00:09:35] INFO:     127.0.0.1:54250 - "POST /generate HTTP/1.1" 200 OK

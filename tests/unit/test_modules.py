@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The modules as Ansible runs them: arguments in, one JSON result out. The host is a scripted systemd and a fake server."""
+"""The modules as Ansible runs them: arguments in, one JSON result out.
+
+The host is a scripted systemd and a fake server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ops.systemd import CommandResult
 from scripted_systemd import RUNNING, STARTING, ScriptedSystemd
 
 ROOT = Path(__file__).parents[2]
-RunModule = t.Callable[..., t.Dict[str, t.Any]]
+RunModule = t.Callable[..., "dict[str, t.Any]"]
 UNIT = "engine.service"
 NEW, OLD = "n" * 64, "o" * 64
 OWN = {**RUNNING, "MainPID": str(os.getpid())}
@@ -56,6 +59,7 @@ def test_service_state_leaves_a_right_unit_alone(run_module: RunModule) -> None:
     assert systemd.verbs == []
     assert (result["main_pid_before"], result["main_pid_after"]) == (100, 100)
     assert result["diff"]["before"] == result["diff"]["after"]
+    assert result["config_sha256"] == NEW
 
 
 def test_service_state_heals_a_run_that_ended_before_the_restart(run_module: RunModule) -> None:

@@ -135,9 +135,11 @@ def test_the_probe_ends_when_the_main_process_is_gone() -> None:
 
 
 def test_the_probe_as_a_command() -> None:
-    with FakeServer("not_ready", start_seconds=1.5) as fake:
-        with started_process("-m", "ops.probe", "--url", fake.base_url, "--timeout", "20") as process:
-            output = process.communicate(timeout=30)[0]
+    with (
+        FakeServer("not_ready", start_seconds=1.5) as fake,
+        started_process("-m", "ops.probe", "--url", fake.base_url, "--timeout", "20") as process,
+    ):
+        output = process.communicate(timeout=30)[0]
     assert process.returncode == 0, output
     lines = output.splitlines()
     assert "not ready (503)" in lines[0]

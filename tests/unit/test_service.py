@@ -13,7 +13,7 @@ NEW, OLD = "n" * 64, "o" * 64
 
 
 def state(**properties: str) -> UnitState:
-    fake = ScriptedSystemd({key: value for key, value in properties.items()})
+    fake = ScriptedSystemd(properties)
     return parse_show(UNIT, fake.run(["systemctl", "show", UNIT]).stdout)
 
 
