@@ -41,7 +41,7 @@ options:
     default: auto
   wait:
     description:
-      - Wait until systemd reports the unit as started. With V(false) the module returns when systemd has begun to
+      - Wait until systemd reports the unit as started, also when it was starting already. With V(false) the module returns when systemd has begun to
         start the unit; follow with C(sglang_ready), which shows progress.
     type: bool
     default: true
@@ -210,7 +210,8 @@ def run(module: AnsibleModule) -> None:
             missing_unit(module, wanted, before)
         plan = service.plan(before)
         diff = diff_of(plan, before)
-        if module.check_mode or not plan.changed:
+        starting = params["wait"] and before.active_state == "activating"
+        if module.check_mode or not (plan.changed or starting):
             module.exit_json(**result_of(wanted, plan, before, before), diff=diff)
         after = service.apply(plan, before, params["wait"])
     except PermissionError as error:

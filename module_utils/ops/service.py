@@ -139,12 +139,18 @@ class Service:
         return decide(state, running, self.wanted)
 
     def apply(self, plan: Plan, before: UnitState, wait: bool) -> UnitState:
-        """Run the plan. With wait, systemctl returns when the unit has started, as the unit itself defines it."""
+        """Run the plan. With wait, systemctl returns when the unit has started, as the unit itself defines it.
+
+        An empty plan does something only for a unit that is still starting: with wait, its start is waited for.
+        """
         for action in plan.actions:
             self._run(action, wait)
         if not wait and ("start" in plan.actions or "restart" in plan.actions):
             self._await_pickup(before)
         state = self.look()
+        if wait and self.wanted.state == STARTED and state.active_state == "activating":
+            self._run("start", wait)  # joins the start that is under way
+            state = self.look()
         if self.wanted.state == STARTED and not state.up:
             raise self._failure(state, f"{self.wanted.name} did not start: {state.words()}")
         return state
@@ -161,7 +167,9 @@ class Service:
         said = (result.stderr or result.stdout).strip()
         state = self.look()
         what = f"systemctl {action} {self.wanted.name} ended with status {result.rc}: {state.words()}"
-        raise self._failure(state, f"{what}; systemctl said: {said}" if not state.exists else what)
+        # What systemctl says about a failed start is only where to look; the journal lines below are that.
+        told = action in ("start", "restart") and state.exists
+        raise self._failure(state, what if told else f"{what}; systemctl said: {said}")
 
     def _await_pickup(self, before: UnitState) -> None:
         """Wait until systemd runs another invocation than before, so that no caller meets the old process.

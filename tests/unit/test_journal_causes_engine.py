@@ -12,7 +12,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from ops.journal_causes import CAUSES
 from ops.readiness import phase_of
 

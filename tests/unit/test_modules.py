@@ -62,6 +62,15 @@ def test_service_state_leaves_a_right_unit_alone(run_module: RunModule) -> None:
     assert result["config_sha256"] == NEW
 
 
+@pytest.mark.parametrize(("wait", "verbs"), [(True, ["start"]), (False, [])])
+def test_service_state_waits_for_a_start_under_way_unchanged(
+    run_module: RunModule, wait: bool, verbs: list[str]
+) -> None:
+    systemd = ScriptedSystemd(STARTING, on={"start": RUNNING})
+    result = service_state(run_module, systemd, NEW, wait=wait)
+    assert (result["changed"], systemd.verbs) == (False, verbs)
+
+
 def test_service_state_heals_a_run_that_ended_before_the_restart(run_module: RunModule) -> None:
     systemd = ScriptedSystemd(
         {**RUNNING, "NeedDaemonReload": "yes"}, on={"restart": {**RUNNING, "MainPID": "200", "InvocationID": "run2"}}

@@ -188,6 +188,25 @@ def test_a_lost_reset_is_no_failure() -> None:
     assert systemd.verbs == ["reset-failed", "start"]
 
 
+def test_a_start_that_is_under_way_is_waited_for() -> None:
+    systemd = ScriptedSystemd(STARTING, on={"start": RUNNING})
+    assert converge(service(systemd, wanted(), NEW)).active_state == "active"
+    assert systemd.verbs == ["start"]
+
+
+def test_a_start_that_is_under_way_is_left_alone_without_waiting() -> None:
+    systemd = ScriptedSystemd(STARTING)
+    assert converge(service(systemd, wanted(), NEW), wait=False).active_state == "activating"
+    assert systemd.verbs == []
+
+
+def test_a_refused_enable_says_what_systemctl_said() -> None:
+    refused = CommandResult(1, "", "Failed to enable unit: Unit file /etc/systemd/system/engine.service is masked.\n")
+    systemd = ScriptedSystemd({"UnitFileState": "masked"}, on={"enable": refused})
+    with pytest.raises(ServiceError, match="systemctl said: Failed to enable unit: .* is masked"):
+        converge(service(systemd, wanted()))
+
+
 def test_stop() -> None:
     systemd = ScriptedSystemd(RUNNING, on={"stop": {"ActiveState": "inactive", "SubState": "dead", "MainPID": "0"}})
     after = converge(service(systemd, wanted(state=STOPPED, enabled=None), NEW))
