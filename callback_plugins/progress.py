@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Ansible's default output, plus a sign of life while a task runs long.
 
-A model load or an engine install takes minutes, and the default output is silent for all of them. This callback prints one line
-for each stretch of silence (what runs, how long so far) and shows a waiting loop as progress instead of as a series of failures.
+A model load or an engine install takes minutes, and the default output is silent for all of them. This callback prints
+one line for each stretch of silence (what runs, how long so far) and shows a waiting loop as progress instead of as a
+series of failures.
 """
 
 from __future__ import annotations

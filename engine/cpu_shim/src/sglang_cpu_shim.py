@@ -1,8 +1,9 @@
 """Let `import torchvision` succeed beside PyTorch's CPU build.
 
-The torchvision of the package index is compiled for CUDA; its operators do not load beside a CPU torch, and its import then stops at
-"operator torchvision::nms does not exist". SGLang only needs the image transforms, which are pure Python. Declaring the missing
-operator names just before torchvision is imported is enough. A torchvision that matches its torch is left alone.
+The torchvision of the package index is compiled for CUDA; its operators do not load beside a CPU torch, and its import
+then stops at "operator torchvision::nms does not exist". SGLang only needs the image transforms, which are pure Python.
+Declaring the missing operator names just before torchvision is imported is enough. A torchvision that matches its torch
+is left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class DeclareOperators(MetaPathFinder):
 
     library = None
 
-    def find_spec(self, fullname, path=None, target=None):  # noqa: ARG002  # the interface of MetaPathFinder
+    def find_spec(self, fullname, path=None, target=None):
         if fullname == "torchvision":
             sys.meta_path.remove(self)
             self.declare()

@@ -1,8 +1,9 @@
 """SGLang plugin that keeps API keys out of the log.
 
-At start, SGLang 0.5.23 logs every server argument, the API keys among them (`server_args={...}`, entrypoints/engine.py), so the keys
-would lie in the journal. This plugin masks them there, through SGLang's own plugin interface. SGLang goes on when a plugin fails;
-a start that would log the keys must not go on, so a missing target ends the process.
+At start, SGLang 0.5.23 logs every server argument, the API keys among them (`server_args={...}`, in
+entrypoints/engine.py), so the keys would lie in the journal. This plugin masks them there, through SGLang's own plugin
+interface. SGLang goes on when a plugin fails; a start that would log the keys must not go on, so a missing target ends
+the process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def mask(arguments: dict[str, Any], *_args: object, **_kwargs: object) -> dict[s
 
 
 def register() -> None:
-    """Entry point of the group `sglang.srt.plugins`; acts in the launching process only, which is the one that logs."""
+    """Entry point of the group `sglang.srt.plugins`; acts in the launching process, the one that logs."""
     if multiprocessing.parent_process() is not None:
         return
     import importlib
@@ -30,7 +31,7 @@ def register() -> None:
 
     if not callable(getattr(importlib.import_module(TARGET_MODULE), TARGET_FUNCTION, None)):
         raise SystemExit(
-            f"sglang_secrets_plugin: {TARGET_MODULE} has no {TARGET_FUNCTION}, so API keys would be logged in the clear. "
-            "This SGLang is not the version that engine/locks pins: install that one, or adapt the plugin."
+            f"sglang_secrets_plugin: {TARGET_MODULE} has no {TARGET_FUNCTION}, so API keys would be logged in the "
+            "clear. This SGLang is not the version that engine/locks pins: install that one, or adapt the plugin."
         )
     HookRegistry.register(f"{TARGET_MODULE}.{TARGET_FUNCTION}", mask, HookType.AFTER)

