@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-PEERS_ENV = "DSV4_SM120_PEERS"
+PEERS_ENV = "DSV4_BENCH_PEERS"
 """Folder put on ``sys.path`` in which peers (``sglang.kernels``, ``flash_mla``, ``deep_gemm``) can be imported."""
 
 
@@ -54,7 +54,7 @@ class CaseModule(Protocol):
 
 
 def add_peers_path() -> None:
-    """Make the folder named by ``DSV4_SM120_PEERS`` importable; without the variable only installed peers are found."""
+    """Make the folder named by ``DSV4_BENCH_PEERS`` importable; without the variable only installed peers are found."""
     path = os.environ.get(PEERS_ENV)
     if path and path not in sys.path:
         sys.path.append(path)

@@ -2,7 +2,7 @@
 
 Each contender is first compared with the fp64 reference on fresh inputs; one that fails gets no time, and the run exits
 with status 1. Times are medians of CUDA-graph replays in this process. Peers are used where they can be imported;
-``DSV4_SM120_PEERS`` names a folder to add to the import path. ``--op`` selects, ``--out`` names the folder for
+``DSV4_BENCH_PEERS`` names a folder to add to the import path. ``--op`` selects, ``--out`` names the folder for
 ``benchmark.json`` and ``benchmark.md``.
 """
 

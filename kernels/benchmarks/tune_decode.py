@@ -18,33 +18,27 @@ from benchmarks import cases_decode
 from benchmarks.harness import rel_error
 from dsv4_sm120.config import SHARED_MEMORY_LIMIT
 from dsv4_sm120.ops import decode
+from dsv4_sm120.ops.decode.kernel import split_count
 
 SHAPES = {
-    16: [
-        (16, 4, 1, None),
-        (32, 4, 1, None),
-        (32, 4, 1, 168),
-        (32, 4, 2, None),
-        (32, 4, 3, None),
-        (64, 4, 1, None),
-        (64, 8, 1, None),
-        (64, 8, 1, 128),
-        (64, 8, 2, None),
-    ],
-    32: [(32, 8, 1, None), (64, 8, 1, None), (32, 4, 1, None)],
-    64: [(32, 8, 1, None), (64, 8, 1, None)],
+    16: [(16, 4, None), (32, 4, None), (32, 4, 168), (64, 4, None), (64, 8, None), (64, 8, 128)],
+    32: [(32, 8, None), (64, 8, None)],
+    64: [(32, 8, None), (64, 8, None)],
 }
-"""By block of heads: (keys per tile, warps, stages, register cap)."""
+"""By block of heads: (keys per tile, warps, register cap)."""
 
 
-def candidates(heads: int) -> list[dict]:
+def candidates(blocks: list[int], via_fp32: bool) -> list[dict]:
+    """Every combination worth compiling for ``blocks`` of heads; ``via_fp32`` is a property of the GPU."""
     found = []
-    for block_h in sorted({16, min(max(heads, 16), 64), min(max(heads, 16), 32)}):
-        for (block_n, warps, stages, cap), merge, partials in itertools.product(
-            SHAPES[block_h], ("fused", "kernel"), ("bf16",)
+    for block_h in blocks:
+        for (block_n, warps, cap), merge, prefetch in itertools.product(
+            SHAPES[block_h], ("fused", "kernel"), (False, True)
         ):
-            entry = {"block_h": block_h, "block_n": block_n, "num_warps": warps, "num_stages": stages, "maxnreg": cap}
-            found.append(entry | {"merge": merge, "partials": partials})
+            if prefetch and cap:
+                continue  # a prefetched tile needs the registers
+            entry = {"block_h": block_h, "block_n": block_n, "num_warps": warps, "maxnreg": cap, "prefetch": prefetch}
+            found.append(entry | {"merge": merge, "partials": "bf16", "via_fp32": via_fp32, "pdl": merge == "kernel"})
     return found
 
 
@@ -71,7 +65,7 @@ def compile_one(job: tuple[int, int, dict]) -> dict:
     device = torch.device("cuda")
     kwargs = decode.example(device, 2, heads, page_size, 128, 512)
     try:
-        call(kwargs, entry | {"max_splits": 2, "ctas_per_sm": 1})
+        call(kwargs, entry | {"max_splits": 2, "ctas_per_sm": 1, "min_tiles": 1})
     except Exception as error:
         return entry | {"heads": heads, "failed": f"{type(error).__name__}: {error}"[:200]}
     caches = kernel.decode_fwd_kernel.device_caches[torch.cuda.current_device()][0]
@@ -111,25 +105,20 @@ def sweep(heads: int, rows: int, page_size: int, live: int, width: int, compiled
     results = []
     for base in compiled:
         seen = set()
-        for per_sm, most in itertools.product((1, 2, 3, 4, 6, 8), (5, 10, 20, 40)):
-            entry = base | {"ctas_per_sm": per_sm, "max_splits": most}
-            blocks = rows * -(-heads // base["block_h"])
-            tiles = -(-128 // base["block_n"]) + -(-width // base["block_n"])
-            from dsv4_sm120.ops.decode.kernel import split_count
-
-            splits = split_count(blocks, tiles, entry, sms)
-            # Rounding tiles up to whole chunks makes many split counts equal.
+        for per_sm, fewest in itertools.product((1, 2, 3, 4), (1, 2, 4)):
+            entry = base | {"ctas_per_sm": per_sm, "min_tiles": fewest, "max_splits": 64}
+            splits = split_count(rows * -(-heads // base["block_h"]), entry, sms)
             live_tiles = -(-128 // base["block_n"]) + -(-live // base["block_n"])
-            key = -(-live_tiles // splits)
-            if key in seen:
+            chunk = max(-(-live_tiles // splits), fewest)  # many settings give the same chunk
+            if chunk in seen:
                 continue
-            seen.add(key)
+            seen.add(chunk)
             error = rel_error(call(kwargs, entry), truth)
             if error > decode.TOLERANCE:
-                results.append(entry | {"splits": splits, "error": error, "us": float("inf")})
+                results.append(entry | {"chunk": chunk, "error": error, "us": float("inf")})
                 continue
             us = replay_us(lambda entry=entry: call(kwargs, entry))
-            results.append(entry | {"splits": splits, "error": error, "us": us})
+            results.append(entry | {"chunk": chunk, "error": error, "us": us})
     return sorted(results, key=lambda r: r["us"])
 
 
@@ -140,11 +129,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--live", type=int, default=512)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--block-h", type=int, nargs="+", default=[16], help="blocks of heads to try")
     parser.add_argument("--fit", choices=sorted(SHARED_MEMORY_LIMIT))
     parser.add_argument("--top", type=int, default=6)
     parser.add_argument("--json")
     args = parser.parse_args(argv)
-    jobs = [(heads, args.page_size, entry) for heads in args.heads for entry in candidates(heads)]
+    via_fp32 = torch.cuda.get_device_capability()[0] == 9
+    jobs = [(heads, args.page_size, entry) for heads in args.heads for entry in candidates(args.block_h, via_fp32)]
     with multiprocessing.get_context("spawn").Pool(min(len(jobs), os.cpu_count() or 1), maxtasksperchild=1) as pool:
         compiled = pool.map(compile_one, jobs, chunksize=1)
     every = []
@@ -159,9 +150,9 @@ def main(argv: list[str] | None = None) -> int:
             every += [r | {"rows": rows} for r in results]
             for r in results[: args.top]:
                 print(
-                    f"heads {heads} rows {rows}: {r['us']:.2f} us splits {r['splits']} h{r['block_h']} n{r['block_n']} "
-                    f"w{r['num_warps']} s{r['num_stages']} cap {r['maxnreg']} {r['merge']} shared {r['shared']} "
-                    f"err {r['error']:.1e}",
+                    f"heads {heads} rows {rows}: {r['us']:.2f} us, chunk {r['chunk']}, min {r['min_tiles']}, "
+                    f"per SM {r['ctas_per_sm']}, h{r['block_h']} n{r['block_n']} w{r['num_warps']} cap {r['maxnreg']} "
+                    f"prefetch {r['prefetch']} {r['merge']}, shared {r['shared']}, error {r['error']:.1e}",
                     flush=True,
                 )
     if args.json:

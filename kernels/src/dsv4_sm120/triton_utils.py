@@ -4,6 +4,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
@@ -49,3 +50,17 @@ def mul_bf16(a, b):
         return (a.to(tl.float32) * b.to(tl.float32)).to(tl.bfloat16)
     else:
         return a * b
+
+
+@triton.jit
+def launch_dependents():
+    """Let the next kernel in the stream, if launched with ``launch_pdl``, occupy free multiprocessors already."""
+    if not INTERPRETED:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_primary():
+    """Wait until the previous kernel in the stream has finished and its writes are visible (``launch_pdl``)."""
+    if not INTERPRETED:
+        gdc_wait()

@@ -200,7 +200,7 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
     strides = ("q_row_stride", "q_head_stride", "indices_stride", "extra_indices_stride", "width", "extra_width")
     for index, entry in enumerate(config.load("decode", arch)["entries"]):
         signature = {f"{name}_ptr": f"*{dtype}" for name, dtype in pointers.items()}
-        signature |= {"partial_ptr": "*" + entry["partials"], "scale_log2": "fp32", "splits": "i32"}
+        signature |= {"partial_ptr": "*" + entry["partials"], "scale_log2": "fp32", "heads": "i32", "splits": "i32"}
         signature |= dict.fromkeys(strides, "i32")
         for kind, page_size in (("swa", None), ("c4", 64), ("c128", 2)):
             extra = page_size or layout.PAGE_SIZES["swa"]
@@ -209,7 +209,6 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
                 fn=kernel.decode_fwd_kernel,
                 signature=signature,
                 constexprs={
-                    "HEADS": min(entry["max_heads"], 64),
                     "PAGE_SIZE": layout.PAGE_SIZES["swa"],
                     "PAGE_BYTES": layout.page_bytes(layout.PAGE_SIZES["swa"]),
                     "EXTRA_PAGE_SIZE": extra,
@@ -221,10 +220,12 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
                     "FUSED": entry["merge"] == "fused",
                     "BLOCK_H": entry["block_h"],
                     "BLOCK_N": entry["block_n"],
-                    "NUM_STAGES": entry["num_stages"],
+                    "MIN_TILES": entry["min_tiles"],
+                    "VIA_FP32": entry["via_fp32"],
+                    "PREFETCH": entry["prefetch"],
+                    "PDL": entry["pdl"] and entry["merge"] == "kernel",
                 },
                 num_warps=entry["num_warps"],
-                num_stages=entry["num_stages"],
                 maxnreg=entry["maxnreg"],
                 divisible=strides,
             )

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dsv4_sm120.triton_utils import dot, dot_acc, mul_bf16, opaque
+from dsv4_sm120.triton_utils import dot, dot_acc, launch_dependents, mul_bf16, opaque, wait_for_primary
 
 # Layout of ``dsv4_sm120.layout``, as constants a kernel may use.
 HEAD_DIM = tl.constexpr(512)
@@ -23,6 +23,8 @@ ROW_BYTES = tl.constexpr(576)
 ROPE_OFFSET = tl.constexpr(448)
 SCALE_BYTES = tl.constexpr(8)
 LOG2E = tl.constexpr(1.4426950408889634)
+MERGE_BLOCK = tl.constexpr(16)
+"""Partials that the merge kernel holds in registers at a time."""
 
 
 @triton.jit
@@ -35,33 +37,59 @@ def live_tiles(length_ptr, row, width, BLOCK_N: tl.constexpr, HAS_LENGTH: tl.con
 
 
 @triton.jit
-def share(tiles, splits):
+def share(tiles, splits, MIN_TILES: tl.constexpr):
     """Tiles per split, and how many splits that keeps busy: at least one, which writes the zeros of an empty row."""
-    chunk = tl.maximum(tl.cdiv(tiles, splits), 1)
+    chunk = tl.maximum(tl.cdiv(tiles, splits), MIN_TILES)
     return chunk, tl.maximum(tl.cdiv(tiles, chunk), 1)
 
 
 @triton.jit
-def load_quarter(row_ptr, word, valid, FIRST: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Dims ``FIRST*64 .. FIRST*64+128`` of a tile of keys, dequantised to bf16 ``[BLOCK_N, 128]``.
-
-    Exact: e4m3 fits bf16 and scales are powers of two. The rope group has no scale.
-    """
+def fetch_quarter(row_ptr, valid, FIRST: tl.constexpr):
+    """Raw e4m3 ``[2, BLOCK_N, 64]`` of groups ``FIRST`` and ``FIRST + 1`` of each key; the rope group reads as zero."""
     group = FIRST + tl.arange(0, 2)
-    dim = tl.arange(0, GROUP)
-    is_rope = group == ROPE_GROUP
-    nope = tl.load(
-        row_ptr[None, :, None] + (group * GROUP)[:, None, None] + dim[None, None, :],
-        mask=valid[None, :, None] & ~is_rope[:, None, None],
+    return tl.load(
+        row_ptr[None, :, None] + (group * GROUP)[:, None, None] + tl.arange(0, GROUP)[None, None, :],
+        mask=valid[None, :, None] & (group != ROPE_GROUP)[:, None, None],
         other=0.0,
     )
+
+
+@triton.jit
+def fetch(
+    cache_ptr, indices_ptr, length, tile, PAGE_SIZE: tl.constexpr, PAGE_BYTES: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Gather one tile of keys as stored: scale bytes as one word per key, four quarters of e4m3, and the rope part."""
+    pos = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot = tl.load(indices_ptr + pos, mask=pos < length, other=-1)
+    valid = slot >= 0
+    page_ptr = cache_ptr + (slot // PAGE_SIZE).to(tl.int64) * PAGE_BYTES
+    row_ptr = page_ptr + (slot % PAGE_SIZE) * ROW_BYTES
+    word_ptr = page_ptr + PAGE_SIZE * ROW_BYTES + (slot % PAGE_SIZE) * SCALE_BYTES
+    word = tl.load(word_ptr.to(tl.pointer_type(tl.int64)), mask=valid, other=0)
+    rope_ptr = (row_ptr + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
+    rope = tl.load(rope_ptr[:, None] + tl.arange(0, GROUP)[None, :], mask=valid[:, None], other=0.0)
+    a = fetch_quarter(row_ptr, valid, 0)
+    b = fetch_quarter(row_ptr, valid, 2)
+    c = fetch_quarter(row_ptr, valid, 4)
+    d = fetch_quarter(row_ptr, valid, 6)
+    return word, a, b, c, d, rope
+
+
+@triton.jit
+def dequantise(raw, rope, word, FIRST: tl.constexpr, VIA_FP32: tl.constexpr, BLOCK_N: tl.constexpr):
+    """A fetched quarter as bf16 ``[BLOCK_N, 128]``. Exact: e4m3 fits bf16 and scales are powers of two.
+
+    sm_120 converts e4m3 to bf16 in one instruction per pair; sm_90 is faster through fp32.
+    """
+    group = FIRST + tl.arange(0, 2)
     exponent = ((word[None, :] >> (group * 8)[:, None]) & 0xFF).to(tl.int32)
     scale = (exponent << 23).to(tl.float32, bitcast=True)
-    key = mul_bf16(nope.to(tl.bfloat16), scale.to(tl.bfloat16)[:, :, None])
+    if VIA_FP32:
+        key = (raw.to(tl.float32) * scale[:, :, None]).to(tl.bfloat16)
+    else:
+        key = mul_bf16(raw.to(tl.bfloat16), scale.to(tl.bfloat16)[:, :, None])
     if FIRST == 6:
-        rope_ptr = (row_ptr + ROPE_OFFSET).to(tl.pointer_type(tl.bfloat16))
-        rope = tl.load(rope_ptr[:, None] + dim[None, :], mask=valid[:, None], other=0.0)
-        key = tl.where(is_rope[:, None, None], rope[None, :, :], key)
+        key = tl.where((group == ROPE_GROUP)[:, None, None], rope[None, :, :], key)
     return tl.permute(opaque(key), (1, 0, 2)).reshape(BLOCK_N, 128)
 
 
@@ -78,7 +106,8 @@ def attend(
     PAGE_SIZE: tl.constexpr,
     PAGE_BYTES: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    VIA_FP32: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """Online softmax over tiles ``first .. last`` of one index list; returns the new state.
 
@@ -88,18 +117,28 @@ def attend(
     """
     m, weight, acc_a, acc_b, acc_c, acc_d = state
     q_a, q_b, q_c, q_d = query
-    for tile in tl.range(first, last, num_stages=NUM_STAGES):
+    bound = tl.where(first < last, length, 0)
+    if PREFETCH:
+        word, raw_a, raw_b, raw_c, raw_d, rope = fetch(
+            cache_ptr, indices_ptr, bound, first, PAGE_SIZE, PAGE_BYTES, BLOCK_N
+        )
+    for tile in tl.range(first, last):
+        if not PREFETCH:
+            word, raw_a, raw_b, raw_c, raw_d, rope = fetch(
+                cache_ptr, indices_ptr, length, tile, PAGE_SIZE, PAGE_BYTES, BLOCK_N
+            )
+        k_a = dequantise(raw_a, rope, word, 0, VIA_FP32, BLOCK_N)
+        k_b = dequantise(raw_b, rope, word, 2, VIA_FP32, BLOCK_N)
+        k_c = dequantise(raw_c, rope, word, 4, VIA_FP32, BLOCK_N)
+        k_d = dequantise(raw_d, rope, word, 6, VIA_FP32, BLOCK_N)
+        if PREFETCH:
+            # The next tile travels while this one is computed on.
+            bound = tl.where(tile + 1 < last, length, 0)
+            word, raw_a, raw_b, raw_c, raw_d, rope = fetch(
+                cache_ptr, indices_ptr, bound, tile + 1, PAGE_SIZE, PAGE_BYTES, BLOCK_N
+            )
         pos = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        slot = tl.load(indices_ptr + pos, mask=pos < length, other=-1)
-        valid = slot >= 0
-        page_ptr = cache_ptr + (slot // PAGE_SIZE).to(tl.int64) * PAGE_BYTES
-        row_ptr = page_ptr + (slot % PAGE_SIZE) * ROW_BYTES
-        word_ptr = page_ptr + PAGE_SIZE * ROW_BYTES + (slot % PAGE_SIZE) * SCALE_BYTES
-        word = tl.load(word_ptr.to(tl.pointer_type(tl.int64)), mask=valid, other=0)
-        k_a = load_quarter(row_ptr, word, valid, 0, BLOCK_N)
-        k_b = load_quarter(row_ptr, word, valid, 2, BLOCK_N)
-        k_c = load_quarter(row_ptr, word, valid, 4, BLOCK_N)
-        k_d = load_quarter(row_ptr, word, valid, 6, BLOCK_N)
+        valid = tl.load(indices_ptr + pos, mask=pos < length, other=-1) >= 0
         s = dot(q_a, tl.trans(k_a)) + dot(q_b, tl.trans(k_b)) + (dot(q_c, tl.trans(k_c)) + dot(q_d, tl.trans(k_d)))
         s = tl.where(valid[None, :], s * scale_log2, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -138,7 +177,7 @@ def sink_weight(sink_ptr, head, mask, m_ref, HAS_SINK: tl.constexpr):
         return m_ref * 0.0
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["heads", "splits"])
 def decode_fwd_kernel(
     q_ptr,
     cache_ptr,
@@ -159,8 +198,8 @@ def decode_fwd_kernel(
     extra_indices_stride,
     width,
     extra_width,
+    heads,
     splits,
-    HEADS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     PAGE_BYTES: tl.constexpr,
     EXTRA_PAGE_SIZE: tl.constexpr,
@@ -172,9 +211,12 @@ def decode_fwd_kernel(
     FUSED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    VIA_FP32: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Grid (rows, splits, head blocks). Partials are ``[rows, splits, HEADS, 512]``, their LSE (base 2) fp32."""
+    """Grid (rows, splits, head blocks). Partials are ``[rows, splits, heads, 512]``, their LSE (base 2) fp32."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     head_block = tl.program_id(2)
@@ -184,14 +226,16 @@ def decode_fwd_kernel(
     if HAS_EXTRA:
         extra_length, extra_tiles = live_tiles(extra_length_ptr, row, extra_width, BLOCK_N, HAS_EXTRA_LENGTH)
         total += extra_tiles
-    chunk, live = share(total, splits)
+    chunk, live = share(total, splits, MIN_TILES)
+    if PDL:
+        launch_dependents()
     if split >= live:
         return
     first = split * chunk
     last = tl.minimum(first + chunk, total)
 
     head = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
-    mask = head < HEADS
+    mask = head < heads
     q_row = (q_ptr + row * q_row_stride + head * q_head_stride)[:, None] + tl.arange(0, 128)[None, :]
     query = (
         tl.load(q_row, mask=mask[:, None], other=0.0),
@@ -214,7 +258,8 @@ def decode_fwd_kernel(
         PAGE_SIZE,
         PAGE_BYTES,
         BLOCK_N,
-        NUM_STAGES,
+        VIA_FP32,
+        PREFETCH,
     )
     if HAS_EXTRA:
         state = attend(
@@ -229,23 +274,24 @@ def decode_fwd_kernel(
             EXTRA_PAGE_SIZE,
             EXTRA_PAGE_BYTES,
             BLOCK_N,
-            NUM_STAGES,
+            VIA_FP32,
+            PREFETCH,
         )
     m, weight, acc_a, acc_b, acc_c, acc_d = state
     weight = tl.sum(weight, 1)
     empty = weight == 0.0
     m_ref = tl.where(empty, 0.0, m)
-    out_row = out_ptr + (row * HEADS + head) * HEAD_DIM
+    out_row = out_ptr + (row * heads + head) * HEAD_DIM
     if live == 1:
         total_weight = weight + sink_weight(sink_ptr, head, mask, m_ref, HAS_SINK)
         factor = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, total_weight))
         store_quarters(out_row, mask, factor, acc_a, acc_b, acc_c, acc_d)
     else:
         divisor = tl.where(empty, 1.0, weight)
-        partial_row = partial_ptr + ((row * splits + split) * HEADS + head) * HEAD_DIM
+        partial_row = partial_ptr + ((row * splits + split) * heads + head) * HEAD_DIM
         store_quarters(partial_row, mask, 1.0 / divisor, acc_a, acc_b, acc_c, acc_d)
         lse = tl.where(empty, float("-inf"), m_ref + tl.log2(divisor))
-        tl.store(lse_ptr + (row * splits + split) * HEADS + head, lse, mask=mask)
+        tl.store(lse_ptr + (row * splits + split) * heads + head, lse, mask=mask)
         if FUSED:
             # The barrier orders every thread's stores before the one thread's atomic; acq_rel publishes them.
             tl.debug_barrier()
@@ -253,7 +299,7 @@ def decode_fwd_kernel(
             arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
             if arrived == live - 1:
                 merge_block(
-                    partial_ptr, lse_ptr, sink_ptr, out_row, row, head, mask, live, splits, HEADS, HAS_SINK, BLOCK_H
+                    partial_ptr, lse_ptr, sink_ptr, out_row, row, head, mask, live, heads, splits, HAS_SINK, BLOCK_H
                 )
                 tl.store(counter, 0)
 
@@ -268,26 +314,26 @@ def merge_block(
     head,
     mask,
     live,
+    heads,
     splits,
-    HEADS: tl.constexpr,
     HAS_SINK: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     """Merge the ``live`` partials of one head block into ``out_row``."""
-    base = row * splits * HEADS + head
+    base = row * splits * heads + head
     m = tl.full([BLOCK_H], float("-inf"), tl.float32)
     for split in range(live):
-        m = tl.maximum(m, tl.load(lse_ptr + base + split * HEADS, mask=mask, other=float("-inf"), cache_modifier=".cg"))
+        m = tl.maximum(m, tl.load(lse_ptr + base + split * heads, mask=mask, other=float("-inf"), cache_modifier=".cg"))
     empty = m == float("-inf")
     m_ref = tl.where(empty, 0.0, m)
     weight_sum = sink_weight(sink_ptr, head, mask, m_ref, HAS_SINK)
     acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)
     dim = tl.arange(0, HEAD_DIM)
     for split in tl.range(0, live, loop_unroll_factor=4):
-        lse = tl.load(lse_ptr + base + split * HEADS, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        lse = tl.load(lse_ptr + base + split * heads, mask=mask, other=float("-inf"), cache_modifier=".cg")
         weight = tl.exp2(lse - m_ref)
         weight_sum += weight
-        source = partial_ptr + (base + split * HEADS) * HEAD_DIM
+        source = partial_ptr + (base + split * heads) * HEAD_DIM
         value = tl.load(source[:, None] + dim[None, :], mask=mask[:, None], other=0.0, cache_modifier=".cg")
         acc += value.to(tl.float32) * weight[:, None]
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, weight_sum))
@@ -295,7 +341,7 @@ def merge_block(
     tl.store(out_row[:, None] + dim[None, :], value, mask=mask[:, None])
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["heads", "splits"])
 def merge_kernel(
     length_ptr,
     extra_length_ptr,
@@ -305,14 +351,16 @@ def merge_kernel(
     lse_ptr,
     width,
     extra_width,
+    heads,
     splits,
-    HEADS: tl.constexpr,
     HAS_LENGTH: tl.constexpr,
     HAS_EXTRA: tl.constexpr,
     HAS_EXTRA_LENGTH: tl.constexpr,
     HAS_SINK: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Merge the partials of one (row, head); a row that needed one split was written by it."""
     row = tl.program_id(0).to(tl.int64)
@@ -321,23 +369,30 @@ def merge_kernel(
     if HAS_EXTRA:
         _, extra_tiles = live_tiles(extra_length_ptr, row, extra_width, BLOCK_N, HAS_EXTRA_LENGTH)
         total += extra_tiles
-    _, live = share(total, splits)
+    _, live = share(total, splits, MIN_TILES)
+    if PDL:
+        wait_for_primary()
     if live == 1:
         return
     split = tl.arange(0, BLOCK_S)
     valid = split < live
-    offset = (row * splits + split) * HEADS + head
+    offset = (row * splits + split) * heads + head
     lse = tl.load(lse_ptr + offset, mask=valid, other=float("-inf"))
     m = tl.max(lse, 0)
     empty = m == float("-inf")
     m_ref = tl.where(empty, 0.0, m)
-    weight = tl.exp2(lse - m_ref)
-    weight_sum = tl.sum(weight, 0) + sink_weight(sink_ptr, head, True, m_ref, HAS_SINK)
+    weight_sum = tl.sum(tl.exp2(lse - m_ref), 0) + sink_weight(sink_ptr, head, True, m_ref, HAS_SINK)
     dim = tl.arange(0, HEAD_DIM)
-    partial = tl.load(partial_ptr + offset[:, None] * HEAD_DIM + dim[None, :], mask=valid[:, None], other=0.0)
-    acc = tl.sum(partial.to(tl.float32) * weight[:, None], 0)
+    acc = tl.zeros([HEAD_DIM], tl.float32)
+    for start in range(0, live, MERGE_BLOCK):
+        split = start + tl.arange(0, MERGE_BLOCK)
+        valid = split < live
+        offset = (row * splits + split) * heads + head
+        weight = tl.exp2(tl.load(lse_ptr + offset, mask=valid, other=float("-inf")) - m_ref)
+        partial = tl.load(partial_ptr + offset[:, None] * HEAD_DIM + dim[None, :], mask=valid[:, None], other=0.0)
+        acc += tl.sum(partial.to(tl.float32) * weight[:, None], 0)
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, weight_sum))
-    tl.store(out_ptr + (row * HEADS + head) * HEAD_DIM + dim, (acc * inverse).to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + (row * heads + head) * HEAD_DIM + dim, (acc * inverse).to(out_ptr.dtype.element_ty))
 
 
 def launch(
@@ -364,9 +419,11 @@ def launch(
     head_blocks = triton.cdiv(heads, block_h)
     width = indices.shape[-1]
     extra_width = 0 if extra_indices is None else extra_indices.shape[-1]
-    tiles = triton.cdiv(width, block_n) + triton.cdiv(extra_width, block_n)
-    splits = split_count(rows * head_blocks, tiles, entry, sms)
+    splits = split_count(rows * head_blocks, entry, sms)
     fused = entry["merge"] == "fused" and counters is not None and counters.numel() >= rows * head_blocks
+
+    # Without splits nothing is merged, so nothing depends on an early launch.
+    pdl = entry["pdl"] and splits > 1 and not fused and q.is_cuda
 
     out = q.new_empty((rows, 1, heads, dim))
     partial, lse = out, out  # not touched with one split
@@ -402,8 +459,8 @@ def launch(
         extra_indices.stride(0) if has_extra else 0,
         width,
         extra_width,
+        heads,
         splits,
-        HEADS=heads,
         PAGE_SIZE=k_cache.shape[1],
         PAGE_BYTES=k_cache.stride(0),
         EXTRA_PAGE_SIZE=extra_cache.shape[1],
@@ -411,9 +468,12 @@ def launch(
         FUSED=fused,
         BLOCK_H=block_h,
         BLOCK_N=block_n,
-        NUM_STAGES=entry["num_stages"],
+        MIN_TILES=entry["min_tiles"],
+        VIA_FP32=entry["via_fp32"],
+        PREFETCH=entry["prefetch"],
+        PDL=pdl,
         num_warps=entry["num_warps"],
-        num_stages=entry["num_stages"],
+        num_stages=1,
         maxnreg=entry["maxnreg"],
         **flags,
     )
@@ -427,19 +487,23 @@ def launch(
             lse,
             width,
             extra_width,
+            heads,
             splits,
-            HEADS=heads,
             BLOCK_N=block_n,
+            MIN_TILES=entry["min_tiles"],
             BLOCK_S=max(triton.next_power_of_2(splits), 2),
+            PDL=pdl,
             num_warps=4,
+            launch_pdl=pdl,
             **flags,
         )
     return out
 
 
-def split_count(blocks: int, tiles: int, entry: dict, sms: int) -> int:
+def split_count(blocks: int, entry: dict, sms: int) -> int:
     """Splits per row: as many as one wave of programs holds for ``blocks`` = rows x head blocks.
 
-    Bounded by the number of ``tiles`` that the index lists can hold and by the entry's ``max_splits``.
+    The width of the index lists has no say, so neither time nor workspace grows with the configured maximum. Workspace:
+    ``rows * splits * heads * (512 * bytes per partial + 4)`` bytes.
     """
-    return max(1, min(sms * entry["ctas_per_sm"] // blocks, tiles, entry["max_splits"]))
+    return max(1, min(sms * entry["ctas_per_sm"] // blocks, entry["max_splits"]))
