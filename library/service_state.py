@@ -41,8 +41,9 @@ options:
     default: auto
   wait:
     description:
-      - Wait until systemd reports the unit as started, also when it was starting already. With V(false) the module returns when systemd has begun to
-        start the unit; follow with C(sglang_ready), which shows progress.
+      - Wait until systemd reports the unit as started, also when it was starting already.
+      - With V(false) the module returns when systemd has begun to start the unit; follow with C(sglang_ready), which
+        shows progress.
     type: bool
     default: true
 attributes:

@@ -203,7 +203,7 @@ def test_a_start_that_is_under_way_is_left_alone_without_waiting() -> None:
 def test_a_refused_enable_says_what_systemctl_said() -> None:
     refused = CommandResult(1, "", "Failed to enable unit: Unit file /etc/systemd/system/engine.service is masked.\n")
     systemd = ScriptedSystemd({"UnitFileState": "masked"}, on={"enable": refused})
-    with pytest.raises(ServiceError, match="systemctl said: Failed to enable unit: .* is masked"):
+    with pytest.raises(ServiceError, match=r"systemctl said: Failed to enable unit: .* is masked"):
         converge(service(systemd, wanted()))
 
 
