@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The installed engine as a witness: one process that answers questions with SGLang's own code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WITNESS = Path(__file__).with_name("engine_witness.py")
+NO_ENGINE = """\
+ENGINE_PYTHON is not set; it names the Python of a virtual environment with the engine. Make one with
+  python3.11 -m venv .cache/engine
+  .cache/engine/bin/pip install --no-deps -r engine/locks/cpu-torch.txt -r engine/locks/cpu.txt
+and run
+  ENGINE_PYTHON=.cache/engine/bin/python pytest"""
+
+
+class Engine:
+    """Asks the witness; its start takes seconds, so it is started early and asked late."""
+
+    def __init__(self, python: str) -> None:
+        # A file, not a pipe: nobody reads the engine's chatter until it fails.
+        self.chatter = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
+        self.process = subprocess.Popen(
+            [python, str(WITNESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.chatter, text=True
+        )
+
+    def ask(self, question: str, **arguments: Any) -> Any:
+        """Return the answer to a question of engine_witness.py."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps({"ask": question, "with": arguments}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            self.chatter.seek(0)
+            pytest.fail(f"the engine's process ended:\n{self.chatter.read()[-2000:]}")
+        answer = json.loads(line)
+        assert "error" not in answer, f"{question} {arguments}: {answer['error']}"
+        return answer["ok"]
+
+    def close(self) -> None:
+        """End the process, which has nothing to tidy up."""
+        self.process.kill()
+        self.process.communicate()
+        self.chatter.close()
+
+
+@pytest.fixture(scope="session")
+def sglang() -> Iterator[Engine]:
+    """The engine that ENGINE_PYTHON has."""
+    python = os.environ.get("ENGINE_PYTHON")
+    if not python:
+        pytest.fail(NO_ENGINE)
+    engine = Engine(python)
+    yield engine
+    engine.close()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Renders every scenario with Ansible itself: the roles' templates, with the playbooks' wiring and the roles' checks.
+
+Scenarios are the hosts of every inventory in inventory/ and of scenarios/. Nothing is written but into a temporary
+directory, and no host is reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+INVENTORIES = (HERE / "scenarios", *sorted((ROOT / "inventory").iterdir()))
+# In place of the keys of real inventories, which may be kept outside the repository.
+KEY = "0123456789abcdef-of-an-inventory"
+
+
+def build_tree(parent: Path) -> Path:
+    """Return the play in a tree where Ansible finds what a playbook in playbooks/ and a task in a role find."""
+    play = parent / "tests" / "templates"
+    (play / "templates").mkdir(parents=True)
+    (parent / "playbooks").symlink_to(ROOT / "playbooks")
+    (parent / "tests" / "models").symlink_to(ROOT / "models")
+    (play / "group_vars").symlink_to(ROOT / "playbooks" / "group_vars")
+    for template in sorted((ROOT / "roles").glob("*/templates/*.j2")):
+        (play / "templates" / template.name).symlink_to(template)
+    (play / "render.yml").symlink_to(HERE / "render.yml")
+    return play / "render.yml"
+
+
+def render(inventory: Path, directory: Path) -> dict[str, dict]:
+    """Return host -> what render.yml writes, for the hosts of an inventory."""
+    out = directory / "out"
+    out.mkdir(parents=True)
+    variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    variables["render_directory"] = str(out)
+    if inventory.parent != HERE:
+        variables["sglang_serve_api_key"] = KEY
+    # The playbook's path is not resolved: the variables beside it are the tree's.
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "--inventory", str(inventory)]
+    command += [str(build_tree(directory)), "--extra-vars", json.dumps(variables)]
+    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCAL_TEMP": str(directory / "tmp")}
+    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return {file.stem: json.loads(file.read_text()) for file in out.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """Return scenario -> {"texts": file name -> text, "arguments": ..., "environment": ...}."""
+    directories = [tmp_path_factory.mktemp(inventory.name) for inventory in INVENTORIES]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(render, INVENTORIES, directories))
+    return {host: values for result in results for host, values in result.items()}

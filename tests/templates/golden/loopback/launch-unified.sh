@@ -1,0 +1,22 @@
+#!/bin/sh
+# sglang-unified.service: starts the engine. Written by Ansible; change the inventory, not this file.
+# The last line replaces the shell, so that systemd's main process is the engine itself and receives the stop signal.
+set -eu
+exec /opt/sglang/current/venv/bin/sglang serve \
+  --model-path /var/lib/sglang/models/DeepSeek-V4-Flash-NVFP4 \
+  --served-model-name DeepSeek-V4-Flash-NVFP4 \
+  --device cuda \
+  --dtype auto \
+  --host 127.0.0.1 \
+  --port 30001 \
+  --nccl-port 29501 \
+  --tp-size 8 \
+  --context-length 524288 \
+  --mem-fraction-static 0.85 \
+  --max-running-requests 64 \
+  --enable-metrics \
+  --moe-runner-backend flashinfer_cutlass \
+  --tool-call-parser deepseekv4 \
+  --reasoning-parser deepseek-v4 \
+  --enable-cache-report \
+  "$@"

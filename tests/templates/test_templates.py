@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the roles write to a host: equal to the golden files, and accepted by the programs that read it there.
+
+`UPDATE_GOLDEN=1 pytest tests/templates` writes the golden files anew; read their difference before committing it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).with_name("golden")
+TEMPLATES = sorted((ROOT / "roles").glob("*/templates/*.j2"))
+FILES = sorted(path for path in GOLDEN.glob("*/*") if path.is_file())
+UNITS = [path for path in FILES if path.suffix == ".service"]
+SCRIPTS = [path for path in FILES if path.suffix == ".sh"]
+PROMETHEUS = [path for path in FILES if path.name == "prometheus.yml"]
+UPDATE = "Next: UPDATE_GOLDEN=1 pytest tests/templates, then git diff tests/templates/golden"
+# systemd-analyze counts tenths: 4.0 at most.
+EXPOSURE = 40
+VENV = "/opt/sglang/current/venv"
+
+
+def each(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=lambda path: f"{path.parent.name}/{path.name}")
+
+
+def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    """Run a program, its output and its complaints in one text."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False} | options
+    return subprocess.run([str(word) for word in command], **options)
+
+
+def program(name: str, package: str) -> str:
+    """Return the path of a program, or say which Debian package has it."""
+    return shutil.which(name) or pytest.fail(f"{name} is not installed. Next: apt-get install {package}")
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_template_parses(template):
+    Environment().parse(template.read_text())
+
+
+def test_every_template_is_rendered_here():
+    lookup = re.compile(r"^(\w+): .*lookup\('ansible.builtin.template', '(\S+)'", re.M)
+    looked_up = {
+        (file.parents[1].name, template): variable
+        for file in sorted((ROOT / "roles").glob("*/vars/main.yml"))
+        for variable, template in lookup.findall(file.read_text())
+    }
+    assert {(path.parents[1].name, path.name) for path in TEMPLATES} == set(looked_up)
+    play = (Path(__file__).parent / "render.yml").read_text()
+    assert [variable for variable in looked_up.values() if variable not in play] == []
+
+
+def test_golden_files_are_what_is_rendered(rendered):
+    texts = {f"{scenario}/{name}": text for scenario, one in rendered.items() for name, text in one["texts"].items()}
+    if os.environ.get("UPDATE_GOLDEN"):
+        shutil.rmtree(GOLDEN, ignore_errors=True)
+        for name, text in texts.items():
+            (GOLDEN / name).parent.mkdir(parents=True, exist_ok=True)
+            (GOLDEN / name).write_text(text)
+    golden = {str(path.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*")}
+    assert golden == set(texts), UPDATE
+    for name, text in texts.items():
+        assert (GOLDEN / name).read_text() == text, f"{name} is not the golden one. {UPDATE}"
+
+
+def test_no_key_is_in_any_text(rendered):
+    texts = [text for one in rendered.values() for text in one["texts"].values()]
+    assert any("LoadCredential=" in text for text in texts)
+    assert not any("0123456789abcdef" in text for text in texts)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A file system root with systemd's own units and an empty executable for each program that the golden units start.
+
+    `systemd-analyze verify --root` then looks at the units as they are, and complains of nothing that only a host has.
+    """
+    root = tmp_path_factory.mktemp("root")
+    shutil.copytree("/usr/lib/systemd/system", root / "usr/lib/systemd/system", symlinks=True)
+    (root / "etc/systemd/system").mkdir(parents=True)
+    for path in UNITS:
+        for name in re.findall(r"^Exec\w+=[-+!@:]*(/\S+)", path.read_text(), re.M):
+            (root / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            (root / name.lstrip("/")).touch(mode=0o755)
+    return root
+
+
+def verify(root: Path, name: str, text: str) -> str:
+    """Return what systemd-analyze verify has to say about a unit."""
+    (root / "etc/systemd/system" / name).write_text(text)
+    done = run(program("systemd-analyze", "systemd"), "verify", f"--root={root}", "--man=no", name)
+    return done.stdout + ("" if done.returncode == 0 else f"exit status {done.returncode}")
+
+
+@each(UNITS)
+def test_systemd_takes_the_unit_without_a_word(root, path):
+    assert verify(root, path.name, path.read_text()) == ""
+
+
+def test_systemd_would_speak(root):
+    text = (GOLDEN / "tp8" / "sglang-unified.service").read_text()
+    assert "Unknown key 'KilMode'" in verify(root, "sglang-unified.service", text.replace("KillMode=", "KilMode="))
+    assert "/no/such/bin/python is not executable" in verify(
+        root, "sglang-unified.service", text.replace(VENV, "/no/such", 1)
+    )
+
+
+@each(UNITS)
+def test_unit_is_hardened(path):
+    analyze = program("systemd-analyze", "systemd")
+    done = run(analyze, "security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", path)
+    print(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout
+
+
+@each(UNITS)
+def test_environment_survives_quoting(rendered, path):
+    # The quoted form is systemd's C-like one; within it, JSON's reader sees the same text once %% is %.
+    found = re.findall(r'^Environment=(".*")$', path.read_text(), re.M)
+    pairs = dict(json.loads(line.replace("%%", "%")).split("=", 1) for line in found)
+    wanted = rendered[path.parent.name]["environment"] if path.name.startswith("sglang-") else {}
+    assert pairs == {name: str(value) for name, value in wanted.items()}
+
+
+@each(SCRIPTS)
+def test_shell_takes_the_script(path):
+    assert run(program("dash", "dash"), "-n", path).stdout == ""
+
+
+def started(script: Path, directory: Path, key: str) -> list[str]:
+    """Run a launch script with a program in the engine's place that notes its arguments, and return these."""
+    (directory / "engine.yaml").write_text(f"api-key: {json.dumps(key)}\n")
+    engine = directory / "venv/bin/sglang"
+    engine.parent.mkdir(parents=True)
+    engine.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {directory}/arguments\necho $$ > {directory}/pid\n")
+    engine.chmod(0o755)
+    text = script.read_text()
+    assert text.count(VENV) == 1
+    (directory / "launch.sh").write_text(text.replace(VENV, str(directory / "venv")))
+    shell = subprocess.Popen(["dash", directory / "launch.sh"], env={"CREDENTIALS_DIRECTORY": str(directory)})
+    assert shell.wait(10) == 0
+    assert (directory / "pid").read_text().strip() == str(shell.pid), "the shell did not make way for the engine"
+    return (directory / "arguments").read_text().split("\0")[:-1]
+
+
+@each(SCRIPTS)
+def test_engine_understands_the_launch_line(rendered, sglang, path, tmp_path):
+    key = "0123456789abcdef-of-a-client"
+    command, *arguments = started(path, tmp_path, key)
+    assert command == "serve"
+    assert key not in arguments
+    parsed = sglang.ask("parse", argv=arguments)
+    wanted = rendered[path.parent.name]["arguments"]
+    assert parsed["options"] == {f"--{name}": value for name, value in wanted.items() if value is not False}
+    assert parsed["api_key"] == (key if "--config" in arguments else None)
+
+
+@each(PROMETHEUS)
+def test_prometheus_takes_its_configuration(path):
+    done = run(program("promtool", "prometheus"), "check", "config", path)
+    assert done.returncode == 0, done.stdout
