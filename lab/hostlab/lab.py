@@ -238,20 +238,22 @@ class Lab:
                     next="lab/lab status",
                 )
 
-    def wait_booted(self, name: str, seconds: float = 120) -> None:
+    def wait_booted(self, name: str, seconds: float = 240) -> None:
         """Until the host's systemd has started everything. Raises LabError when it ended or took longer."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        begin = told = time.monotonic()
+        while (now := time.monotonic()) < begin + seconds:
             state = self.ssh(name, "systemctl", "is-system-running", "--wait").stdout.strip()
             if state == "running":
                 return
             if state == "degraded":
-                self.say(
-                    f"{name}: degraded, failed units:\n{self.ssh(name, 'systemctl', '--failed', '--no-pager').stdout}"
-                )
+                failed = self.ssh(name, "systemctl", "--failed", "--no-pager").stdout
+                self.say(f"{name}: degraded, failed units:\n{failed}")
                 return
             if not self.host(name)["on"]:
                 break
+            if now > told + 10:
+                told = now
+                self.say(f"{name}: booting ({now - begin:.0f} s)")
             time.sleep(0.1)
         log, console = (
             (self.state / file).read_text(errors="replace").splitlines()[-15:]
