@@ -204,28 +204,41 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
         signature |= dict.fromkeys(strides, "i32")
         for kind, page_size in (("swa", None), ("c4", 64), ("c128", 2)):
             extra = page_size or layout.PAGE_SIZES["swa"]
+            constexprs = {
+                "PAGE_SIZE": layout.PAGE_SIZES["swa"],
+                "PAGE_BYTES": layout.page_bytes(layout.PAGE_SIZES["swa"]),
+                "EXTRA_PAGE_SIZE": extra,
+                "EXTRA_PAGE_BYTES": layout.page_bytes(extra),
+                "HAS_LENGTH": True,
+                "HAS_EXTRA": page_size is not None,
+                "HAS_EXTRA_LENGTH": page_size is not None,
+                "HAS_SINK": True,
+                "FUSED": entry["merge"] == "fused",
+                "BLOCK_H": entry["block_h"],
+                "BLOCK_N": entry["block_n"],
+                "MIN_TILES": entry["min_tiles"],
+                "VIA_FP32": entry["via_fp32"],
+                "PREFETCH": entry["prefetch"],
+                "PDL": entry["pdl"],
+            }
             yield AotCase(
                 name=f"decode[{index}] {kind}",
                 fn=kernel.decode_fwd_kernel,
                 signature=signature,
-                constexprs={
-                    "PAGE_SIZE": layout.PAGE_SIZES["swa"],
-                    "PAGE_BYTES": layout.page_bytes(layout.PAGE_SIZES["swa"]),
-                    "EXTRA_PAGE_SIZE": extra,
-                    "EXTRA_PAGE_BYTES": layout.page_bytes(extra),
-                    "HAS_LENGTH": True,
-                    "HAS_EXTRA": page_size is not None,
-                    "HAS_EXTRA_LENGTH": page_size is not None,
-                    "HAS_SINK": True,
-                    "FUSED": entry["merge"] == "fused",
-                    "BLOCK_H": entry["block_h"],
-                    "BLOCK_N": entry["block_n"],
-                    "MIN_TILES": entry["min_tiles"],
-                    "VIA_FP32": entry["via_fp32"],
-                    "PREFETCH": entry["prefetch"],
-                    "PDL": entry["pdl"] and entry["merge"] == "kernel",
-                },
+                constexprs=constexprs,
                 num_warps=entry["num_warps"],
                 maxnreg=entry["maxnreg"],
                 divisible=strides,
             )
+            if entry["merge"] == "kernel":
+                names = ("length_ptr", "extra_length_ptr", "sink_ptr", "out_ptr", "partial_ptr", "lse_ptr")
+                numbers = ("width", "extra_width", "heads", "splits")
+                flags = ("HAS_LENGTH", "HAS_EXTRA", "HAS_EXTRA_LENGTH", "HAS_SINK", "BLOCK_N", "MIN_TILES", "PDL")
+                yield AotCase(
+                    name=f"decode[{index}] {kind} merge",
+                    fn=kernel.merge_kernel,
+                    signature={name: signature[name] for name in names + numbers},
+                    constexprs={name: constexprs[name] for name in flags} | {"BLOCK_S": entry["max_splits"]},
+                    divisible=("width", "extra_width"),
+                    tensor_cores=False,
+                )

@@ -375,9 +375,7 @@ def merge_kernel(
     if live == 1:
         return
     split = tl.arange(0, BLOCK_S)
-    valid = split < live
-    offset = (row * splits + split) * heads + head
-    lse = tl.load(lse_ptr + offset, mask=valid, other=float("-inf"))
+    lse = tl.load(lse_ptr + (row * splits + split) * heads + head, mask=split < live, other=float("-inf"))
     m = tl.max(lse, 0)
     empty = m == float("-inf")
     m_ref = tl.where(empty, 0.0, m)
@@ -385,12 +383,11 @@ def merge_kernel(
     dim = tl.arange(0, HEAD_DIM)
     acc = tl.zeros([HEAD_DIM], tl.float32)
     for start in range(0, live, MERGE_BLOCK):
-        split = start + tl.arange(0, MERGE_BLOCK)
-        valid = split < live
-        offset = (row * splits + split) * heads + head
-        weight = tl.exp2(tl.load(lse_ptr + offset, mask=valid, other=float("-inf")) - m_ref)
-        partial = tl.load(partial_ptr + offset[:, None] * HEAD_DIM + dim[None, :], mask=valid[:, None], other=0.0)
-        acc += tl.sum(partial.to(tl.float32) * weight[:, None], 0)
+        part = start + tl.arange(0, MERGE_BLOCK)
+        source = (row * splits + part) * heads + head
+        weight = tl.exp2(tl.load(lse_ptr + source, mask=part < live, other=float("-inf")) - m_ref)
+        value = tl.load(partial_ptr + source[:, None] * HEAD_DIM + dim[None, :], mask=(part < live)[:, None], other=0.0)
+        acc += tl.sum(value.to(tl.float32) * weight[:, None], 0)
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, weight_sum))
     tl.store(out_ptr + (row * heads + head) * HEAD_DIM + dim, (acc * inverse).to(out_ptr.dtype.element_ty))
 
