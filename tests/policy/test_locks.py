@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The requirement files name one hashed version of every package for every Python that they serve."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from packaging.requirements import Requirement
+from repository import ROOT, tracked
+
+LOCKS = [ROOT / "engine/locks" / f"{name}.txt" for name in ("cpu", "cuda")]
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def requirements(text: str) -> list[tuple[Requirement, list[str]]]:
+    """Return every requirement of a file with its hashes."""
+    lines = (line for line in text.replace("\\\n", "").splitlines() if line.strip() and not line.startswith("#"))
+    found = []
+    for line in lines:
+        words, *hashes = line.split("--hash=")
+        found.append((Requirement(words.strip()), [one.strip() for one in hashes]))
+    return found
+
+
+def versions(text: str, python: str) -> dict[str, list[str]]:
+    """Return package -> versions that a file gives to one Python on the platform that the locks are for."""
+    environment = {"python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux"}
+    environment |= {"platform_machine": "x86_64", "platform_system": "Linux", "implementation_name": "cpython"}
+    chosen: dict[str, list[str]] = {}
+    for requirement, _hashes in requirements(text):
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+            chosen.setdefault(name, []).append(str(requirement.specifier))
+    return chosen
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_every_requirement_is_pinned_and_hashed(lock):
+    found = requirements(lock.read_text())
+    assert len(found) > 50
+    assert [str(one) for one, _ in found if not re.fullmatch(r"==[^*,]+", str(one.specifier))] == []
+    assert [str(one) for one, hashes in found if not hashes] == []
+    assert [one for _, hashes in found for one in hashes if not re.fullmatch(r"sha256:[0-9a-f]{64}", one)] == []
+    assert "://" not in lock.read_text()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_each_python_gets_one_version_of_a_package(lock, python):
+    chosen = versions(lock.read_text(), python)
+    assert {name: found for name, found in chosen.items() if len(found) != 1} == {}
+    assert {"sglang", "torch", "triton", "transformers", "prometheus-client"} <= set(chosen)
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_cpu_and_cuda_are_the_same_engine(python):
+    cpu, cuda = (versions(lock.read_text(), python) for lock in LOCKS)
+    for name in ("sglang", "triton", "prometheus-client", "transformers", "tokenizers"):
+        assert cpu[name] == cuda[name], name
+
+
+@pytest.mark.parametrize(("lock", "sources"), [("cpu", ["cpu", "cpu-pins"]), ("cuda", ["cuda"])])
+def test_lock_holds_what_its_sources_ask_for(lock, sources):
+    chosen = versions((ROOT / "engine/locks" / f"{lock}.txt").read_text(), "3.11")
+    for source in sources:
+        for requirement, _ in requirements((ROOT / "engine/locks" / f"{source}.in").read_text()):
+            (version,) = chosen[re.sub(r"[-_.]+", "-", requirement.name).lower()]
+            assert requirement.specifier.contains(version.removeprefix("==")), f"{requirement}, but {version}"
+    if lock == "cpu":
+        torch = (ROOT / "engine/locks/cpu-torch.txt").read_text()
+        assert (ROOT / "engine/locks/cpu.txt").read_text().endswith(torch)
+
+
+def test_control_node_is_pinned():
+    for file in tracked("requirements*.txt"):
+        lines = [line for line in file.read_text().splitlines() if line and not line.startswith(("#", "-r "))]
+        assert lines
+        assert [line for line in lines if not re.match(r"[a-z0-9-]+==[0-9.]+( ;|$)", line)] == [], file.name

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What joins roles, models and inventories refers only to what exists."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from jinja2 import Environment, nodes
+from ops.answers import check_expectation
+from repository import ROLES, ROOT, load, tracked
+
+WIRING = load(ROOT / "playbooks/group_vars/all/wiring.yml")
+MODELS = sorted((ROOT / "models").glob("*.yml"))
+INVENTORIES = [path for path in tracked("inventory") if "group_vars" in path.parts or "host_vars" in path.parts]
+OPTIONS = {name for role in ROLES for name in role.options} | {"site_model"}
+# Set by Ansible.
+MAGIC = {"playbook_dir", "inventory_dir", "inventory_hostname", "ansible_host", "ansible_check_mode", "lookup", "query"}
+
+
+def expressions(value: Any) -> list[str]:
+    """Return every text inside a value of YAML."""
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in expressions(one)]
+    if isinstance(value, list):
+        return [text for one in value for text in expressions(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def read_by(content: Any) -> set[str]:
+    """Return the variables that the templates in a value of YAML read."""
+    trees = [Environment().parse(text) for text in expressions(content) if "{{" in text]
+    return {name.name for tree in trees for name in tree.find_all(nodes.Name) if name.ctx == "load"}
+
+
+def known() -> set[str]:
+    names = OPTIONS | MAGIC | set(WIRING)
+    for role in ROLES:
+        names |= set(role.variables) | role.registered
+    return names
+
+
+def test_wiring_reads_variables_that_exist():
+    assert read_by(WIRING) - known() == set()
+
+
+def test_wiring_sets_variables_that_exist():
+    assert {name for name in WIRING if not name.startswith("__site_")} - OPTIONS == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "playbooks/tasks").glob("*.yml")), ids=lambda path: path.name)
+def test_tasks_of_playbooks_read_variables_that_exist(path):
+    assert read_by(load(path)) - known() == set()
+
+
+@pytest.mark.parametrize("path", INVENTORIES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_inventory_sets_and_reads_variables_that_exist(path):
+    content = load(path) or {}
+    assert {name for name in content if not name.startswith(("vault_", "ansible_"))} - OPTIONS == set()
+    assert {name for name in read_by(content) if not name.startswith("vault_")} - known() == set()
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_model_has_what_the_wiring_asks_for(path):
+    model = load(path)
+    asked = re.findall(r"__site_model\.([a-z_.0-9]+)( \| default)?", str(WIRING))
+    assert {"name", "store.source", "prompts"} <= {key for key, _ in asked}
+    for key, has_default in asked:
+        value = model
+        for part in key.split("."):
+            assert has_default or part in value, f"{path.name} has no {key}"
+            value = value.get(part, {})
+    assert set(model) == {key.split(".")[0] for key, _ in asked}
+    if model["store"]["source"] == "gguf_wheel":
+        assert {"wheel", "wheel_sha256", "wheel_member"} <= set(model["store"])
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_model_asks_questions_with_checkable_answers(path):
+    prompts = load(path)["prompts"]
+    assert len({prompt["id"] for prompt in prompts}) == len(prompts) > 0
+    assert [fault for prompt in prompts if (fault := check_expectation(prompt["expect"]))] == []
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_model_leaves_to_the_operator_what_has_a_variable(path):
+    managed = next(role for role in ROLES if role.name == "sglang_serve").variables["__sglang_serve_managed_arguments"]
+    assert set(load(path)["arguments"]) & set(managed) == set()
