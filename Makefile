@@ -1,0 +1,38 @@
+# Verbs only; what they do is in the programs they call.
+PYTHON ?= python3
+INVENTORY ?= inventory/lab
+
+.PHONY: help site smoke test lint unit integration bench lab-up lab-down lab-status
+
+help: ## List the verbs
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+site: ## Converge a host to a serving, monitored, proven state (the lab; INVENTORY=... for another)
+	$(PYTHON) tools/site $(INVENTORY)
+
+smoke: ## Prove the running service again
+	.venv/bin/ansible-playbook --inventory $(INVENTORY) smoke.yml
+
+test: ## Run everything that CI runs
+	$(PYTHON) tools/test
+
+lint: ## Linters only
+	$(PYTHON) tools/test lint
+
+unit: ## Unit, template, policy and kernel tests only
+	$(PYTHON) tools/test unit
+
+integration: ## Tests on lab hosts only
+	$(PYTHON) tools/test integration
+
+bench: ## Time the converge and write docs/performance.md
+	$(PYTHON) tests/bench/converge
+
+lab-up: ## Boot the lab's host without converging it
+	$(PYTHON) lab/lab up --bind-ro $${XDG_CACHE_HOME:-$$HOME/.cache}/sglang-lab/wheelhouse:/srv/wheelhouse
+
+lab-down: ## Remove the lab and everything of it
+	$(PYTHON) lab/lab down
+
+lab-status: ## Show the lab's hosts
+	$(PYTHON) lab/lab status

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One lab host and the playbooks on it, used as an operator uses them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang-lab"
+ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
+ENGINE, PROMETHEUS = "sglang-unified.service", "prometheus.service"
+# Everything a host has that a converge could leave behind. Scopes and run-time units come and go by themselves.
+SNAPSHOT = {
+    "units": "systemctl list-unit-files --no-legend --no-pager | awk '{print $1, $2}' | grep -v '\\.scope'",
+    "failed units": "systemctl list-units --failed --no-legend --plain",
+    "users": "cat /etc/passwd",
+    "groups": "cat /etc/group",
+    "ports": "ss -ltnH | awk '{print $4}'",
+    "packages": "dpkg-query --show --showformat='${db:Status-Abbrev}${Package}\\n'",
+    "files": "find /etc /opt /srv /usr/local /var/lib /var/cache -xdev -not -path '/var/lib/apt/*' -not -path '/var/cache/apt/*'"
+    " -not -path '/var/lib/dpkg/*' -not -path '/var/cache/debconf/*' -not -path '/var/lib/systemd/*' -not -path '/etc/ssl/certs/*'",
+}
+# Kept up to date by dpkg's tools with every package, and rewritten in another order or with a backup beside it.
+REWRITTEN = {"/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/ld.so.cache", "/etc/mailcap"}
+
+
+class Run:
+    """What a playbook run printed, and what it counted."""
+
+    def __init__(self, status: int, output: str) -> None:
+        self.status, self.output = status, output
+        recap = re.search(r"^lab1 +: ok=(\d+) +changed=(\d+) +unreachable=(\d+) +failed=(\d+)", output, re.MULTILINE)
+        self.ok, self.changed = (int(recap[1]), int(recap[2])) if recap else (0, -1)
+
+    def changed_tasks(self) -> list[str]:
+        """Return the names of the tasks that reported a change."""
+        tasks = re.split(r"^TASK \[", self.output, flags=re.MULTILINE)[1:]
+        return [task.split("]")[0] for task in tasks if re.search(r"^changed: \[", task, re.MULTILINE)]
+
+
+class SiteHost:
+    """A lab with the one host of inventory/lab."""
+
+    def __init__(self, name: str) -> None:
+        self.environment = {**os.environ, "LAB_NAME": name, "ANSIBLE_NOCOLOR": "1", "PYTHONUNBUFFERED": "1"}
+
+    def lab(self, *words: str, timeout: int = 200) -> str:
+        """Run lab/lab and return its output."""
+        command = [sys.executable, CHECKOUT / "lab" / "lab", *words]
+        done = subprocess.run(
+            command, env=self.environment, text=True, capture_output=True, timeout=timeout, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def up(self) -> None:
+        """Boot the host with the wheelhouse."""
+        self.lab("up", "--bind-ro", f"{CACHE / 'wheelhouse'}:/srv/wheelhouse")
+
+    def down(self) -> None:
+        """Remove the lab."""
+        self.lab("down")
+
+    def shell(self, command: str, status: int | None = 0) -> str:
+        """Run a command on the host past ssh; status None accepts any exit status."""
+        words = [sys.executable, CHECKOUT / "lab" / "lab", "shell", "lab1", "--", "sh", "-c", command]
+        done = subprocess.run(words, env=self.environment, text=True, capture_output=True, timeout=120, check=False)
+        assert status is None or done.returncode == status, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def command(self, playbook: str, *arguments: str) -> list[str]:
+        """Return the command line of a playbook run."""
+        return [str(ANSIBLE_PLAYBOOK), playbook, *arguments]
+
+    def play(self, playbook: str, *arguments: str, status: int | None = 0) -> Run:
+        """Run a playbook to its end."""
+        command = self.command(playbook, *arguments)
+        done = subprocess.run(
+            command,
+            cwd=CHECKOUT,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=1800,
+            check=False,
+        )
+        assert status is None or done.returncode == status, done.stdout[-6000:]
+        return Run(done.returncode, done.stdout)
+
+    def play_until(self, text: str, playbook: str, *arguments: str) -> None:
+        """Run a playbook and kill it, with everything it started, as soon as it prints `text`."""
+        command = self.command(playbook, *arguments)
+        with subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:
+            assert process.stdout
+            printed = ""
+            for line in process.stdout:
+                printed += line
+                if text in line:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    return
+        raise AssertionError(f"never printed {text!r}:\n{printed[-3000:]}")
+
+    def main_pid(self, unit: str) -> int:
+        """Return the main process of a unit, 0 when there is none."""
+        return int(self.shell(f"systemctl show --property MainPID --value {unit}"))
+
+    def snapshot(self) -> dict[str, list[str]]:
+        """Return what is on the host, in a stable order."""
+        return {
+            name: sorted(set(self.shell(f"{command} || true").splitlines()) - REWRITTEN)
+            for name, command in SNAPSHOT.items()
+        }
+
+    def answers(self) -> bool:
+        """Whether the engine's probe gets an answer, asked on the host."""
+        probe = "/opt/sglang/current/venv/bin/python -m ops.probe --url http://127.0.0.1:30001 --timeout 8 --api-key-file /etc/sglang/credentials/api-key"
+        return self.shell(f"{probe} >/dev/null 2>&1; echo $?", status=None).endswith("0")
+
+
+def eventually(condition: Callable[[], Any], seconds: float, what: str) -> float:
+    """Wait until `condition` holds and return how long that took."""
+    started = time.monotonic()
+    while True:
+        if condition():
+            return time.monotonic() - started
+        assert time.monotonic() - started < seconds, f"{what}: not within {seconds} s"
+        time.sleep(1)
+
+
+def difference(before: dict[str, list[str]], after: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return what came (+) and went (-) between two snapshots."""
+    changes = {}
+    for name in before:
+        came, went = set(after[name]) - set(before[name]), set(before[name]) - set(after[name])
+        if came or went:
+            changes[name] = [f"+{item}" for item in sorted(came)] + [f"-{item}" for item in sorted(went)]
+    return changes

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""site.yml, smoke.yml and uninstall.yml on one real host with the real engine, in the order in which an operator meets them.
+
+The tests build on each other: one host is converged once and then goes through everything. A failure makes those after it
+meaningless, so run the file with -x when you look for the cause.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from site_host import CHECKOUT, ENGINE, PROMETHEUS, SiteHost, difference, eventually
+
+pytestmark = pytest.mark.integration
+API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
+START_SECONDS = 420
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[SiteHost]:
+    """A fresh host; LAB_KEEP=1 leaves it there afterwards."""
+    host = SiteHost(f"s{os.getpid() % 100000}")
+    host.up()
+    yield host
+    if os.environ.get("LAB_KEEP") != "1":
+        host.down()
+
+
+@pytest.fixture(scope="module")
+def fresh(host: SiteHost) -> dict[str, list[str]]:
+    """What the host has before anything is done to it."""
+    return host.snapshot()
+
+
+# Each with what the message must say. The inventory is the lab's; the command line sets one thing wrong.
+REFUSALS = {
+    "misspelt name": (["sglang_serve_prot=30002"], ["sglang_serve_prot", "did you mean sglang_serve_port"]),
+    "name of no role": (["sglang_model=x"], ["sglang_model is not a variable of any role"]),
+    "wrong type": (["sglang_serve_port=http"], ["sglang_serve_port", "http", "int"]),
+    "not a choice": (["sglang_serve_device=tpu"], ["sglang_serve_device", "tpu", "cuda, cpu"]),
+    "port out of range": (["sglang_serve_port=80"], ["sglang_serve_port is 80", "1024 to 32767"]),
+    "two services on one port": (["sglang_serve_nccl_port=30001"], ["sglang_serve_nccl_port", "30001", "two ports"]),
+    "context too long": (
+        ["sglang_serve_context_length=2000000"],
+        ["sglang_serve_context_length is 2000000", "1048576"],
+    ),
+    "pool smaller than a request": (
+        ["sglang_serve_max_total_tokens=4096"],
+        ["sglang_serve_max_total_tokens is 4096", "8192"],
+    ),
+    "fraction out of range": (
+        ["sglang_serve_mem_fraction_static=1.2"],
+        ["sglang_serve_mem_fraction_static is 1.2", "0.1 to 0.95"],
+    ),
+    "public without a key": (
+        ["sglang_serve_api_key="],
+        ["0.0.0.0", "sglang_serve_api_key has 0 characters", "at least 16"],
+    ),
+    "argument set twice": (
+        ['{"sglang_serve_arguments_custom": {"port": 1}}'],
+        ["sglang_serve_arguments_custom sets port", "sglang_serve_port"],
+    ),
+    "secret in the environment": (
+        ['{"sglang_serve_environment_custom": {"HF_TOKEN": "x"}}'],
+        ["HF_TOKEN", "no secrets"],
+    ),
+    "Prometheus for everybody": (["prometheus_host=0.0.0.0"], ["prometheus_host is '0.0.0.0'", "loopback"]),
+    "two package sources": (
+        ["sglang_venv_index_url=http://mirror.invalid/simple"],
+        ["sglang_venv_wheelhouse is '/srv/wheelhouse'", "one source"],
+    ),
+    "interpreter missing": (
+        ["sglang_venv_python=/usr/bin/python9"],
+        ["/usr/bin/python9 does not run", "Python 3.11", "sglang_venv_python"],
+    ),
+    "too little disk": (
+        ["sglang_venv_free_gib=999999"],
+        ["GiB free for /opt/sglang", "999999.0 GiB", "sglang_venv_root"],
+    ),
+    "model path missing": (
+        ["model_store_source=directory", "model_store_path=/srv/none"],
+        ["no file /srv/none/config.json", "model_store_path"],
+    ),
+    "too little memory": (
+        ['{"preflight_memory": {"need_gib": 4096, "variable": "site_model"}}'],
+        ["GiB available", "4096.0 GiB"],
+    ),
+    "unknown model": (["site_model=gpt"], ["site_model", "gpt"]),
+    "port taken": (["sglang_serve_port=22022"], ["port 22022 is held by process", "python3", "sglang_serve_port"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[name.replace(" ", "_") for name in REFUSALS])
+def test_wrong_variable_is_refused_before_anything_changes(host: SiteHost, fresh: dict, case: str) -> None:
+    settings, wanted = REFUSALS[case]
+    if case == "port taken":
+        host.shell("setsid python3 -m http.server 22022 --bind 127.0.0.1 >/dev/null 2>&1 & sleep 1")
+    run = host.play("site.yml", *(word for setting in settings for word in ("-e", setting)), status=None)
+    if case == "port taken":
+        host.shell("pkill -f 'http.server 22022'; sleep 0.5")
+    assert run.status != 0
+    message = " ".join(run.output.split())
+    assert [text for text in wanted if text not in message] == [], run.output[-3000:]
+    assert run.changed == 0
+
+
+def test_refusals_left_nothing_behind(host: SiteHost, fresh: dict) -> None:
+    assert difference(fresh, host.snapshot()) == {}
+
+
+def test_check_mode_on_the_empty_host_passes_and_changes_nothing(host: SiteHost, fresh: dict) -> None:
+    run = host.play("site.yml", "--check", "--diff")
+    assert run.changed > 10
+    assert difference(fresh, host.snapshot()) == {}
+
+
+def test_converge_serves_and_proves(host: SiteHost) -> None:
+    run = host.play("site.yml")
+    for text in (
+        "http://10.77.0.11:30001/v1",
+        "smollm2-135m-instruct",
+        "1 request of 8k tokens, or 16 requests of 512 tokens",
+        "checks passed",
+        "systemctl status sglang-unified",
+        "journalctl -u sglang-unified -f",
+        "ansible-playbook smoke.yml",
+    ):
+        assert text in " ".join(run.output.split())
+    assert host.answers()
+
+
+def test_check_mode_then_converge_change_nothing(host: SiteHost) -> None:
+    assert host.play("site.yml", "--check", "--diff").changed_tasks() == []
+    pids = host.main_pid(ENGINE), host.main_pid(PROMETHEUS)
+    run = host.play("site.yml")
+    assert (run.changed, run.changed_tasks()) == (0, [])
+    assert (host.main_pid(ENGINE), host.main_pid(PROMETHEUS)) == pids
+
+
+def test_smoke_is_green_and_changes_nothing(host: SiteHost) -> None:
+    run = host.play("smoke.yml")
+    assert run.changed == 0
+    report = host.shell("cat /var/lib/sglang/reports/smoke.json")
+    assert '"prompt.capital_of_france"' in report
+
+
+def test_only_the_public_port_is_public(host: SiteHost) -> None:
+    listening = set(host.shell("ss -ltnH | awk '{print $4}'").splitlines())
+    public = {address for address in listening if not address.startswith(("127.", "[::1]"))}
+    assert public == {"0.0.0.0:22", "[::]:22", "0.0.0.0:30001"}
+
+
+def test_the_api_key_shows_nowhere(host: SiteHost) -> None:
+    key = API_KEY_FILE.read_text().split()[0]
+    seen = host.shell(
+        f"systemctl show {ENGINE}; systemctl cat {ENGINE}; ps -eo args; journalctl --no-pager; cat /etc/sglang/launch-*.sh"
+    )
+    seen += host.shell(
+        f"for p in $(systemctl show -P ControlGroup {ENGINE} | sed 's,^,/sys/fs/cgroup/systemd,; s,$,/cgroup.procs,' | xargs cat); do"
+        " tr '\\0' '\\n' < /proc/$p/environ; done"
+    )
+    assert "OPS_CONFIG_SHA256" in seen
+    assert key not in seen
+    run = host.play("site.yml", "--check", "--diff", "-vvv", "-e", "sglang_serve_api_key=another-key-of-24-letters")
+    assert key not in run.output
+    assert "another-key-of-24-letters" not in run.output.replace("sglang_serve_api_key=another-key-of-24-letters", "")
+    assert host.shell("curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:30001/server_info") == "401"
+
+
+def test_one_variable_restarts_that_unit_only(host: SiteHost) -> None:
+    engine, prometheus = host.main_pid(ENGINE), host.main_pid(PROMETHEUS)
+    run = host.play("site.yml", "-e", "sglang_serve_context_length=4096")
+    assert host.main_pid(ENGINE) not in (0, engine)
+    assert host.main_pid(PROMETHEUS) == prometheus
+    assert [
+        task for task in run.changed_tasks() if not task.startswith(("sglang_serve : Write", "service_unit : "))
+    ] == []
+    assert "--context-length 4096" in host.shell("cat /etc/sglang/launch-unified.sh")
+
+
+def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:
+    """Killed after the files are written and before the restart: without state, nobody would restart the engine any more."""
+    before = host.main_pid(ENGINE)
+    host.play_until(f"TASK [service_unit : Apply this configuration to {ENGINE}]", "site.yml")
+    written = host.shell(f"grep -o 'OPS_CONFIG_SHA256=.*' /etc/systemd/system/{ENGINE}")
+    running = host.shell(f"tr '\\0' '\\n' < /proc/{before}/environ | grep OPS_CONFIG_SHA256")
+    assert host.main_pid(ENGINE) == before
+    assert written != running
+    host.play("site.yml")
+    assert host.main_pid(ENGINE) not in (0, before)
+    assert "--context-length 8192" in host.shell(
+        "tr '\\0' ' ' < /proc/$(systemctl show -P MainPID " + ENGINE + ")/cmdline"
+    )
+
+
+def test_kill_9_is_answered_by_a_restart(host: SiteHost) -> None:
+    before = host.main_pid(ENGINE)
+    host.shell(f"kill -9 {before}")
+    eventually(lambda: host.main_pid(ENGINE) not in (0, before), 60, "a new main process")
+    eventually(host.answers, START_SECONDS, "an answer after kill -9")
+
+
+def test_reboot_brings_everything_back(host: SiteHost) -> None:
+    boot = host.shell("cat /proc/sys/kernel/random/boot_id")
+    host.shell("systemctl reboot", status=None)
+    eventually(lambda: host.shell("cat /proc/sys/kernel/random/boot_id", status=None) not in ("", boot), 60, "a reboot")
+    eventually(host.answers, START_SECONDS, "an answer after a reboot")
+    eventually(
+        lambda: host.shell(f"systemctl is-active {ENGINE}", status=None) == "active", 30, "the unit being active"
+    )
+    assert host.shell(f"systemctl is-active {PROMETHEUS}") == "active"
+    assert host.play("smoke.yml").changed == 0
+
+
+def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:
+    """Also a child that left the session: it is in the unit's control group still."""
+    group = "/sys/fs/cgroup/systemd" + host.shell(f"systemctl show -P ControlGroup {ENGINE}")
+    host.shell(f"setsid sleep 98765 & echo $! > {group}/cgroup.procs")
+    assert host.shell("pgrep -f 'sleep 98765'")
+    host.shell(f"systemctl stop {ENGINE}")
+    assert host.shell("pgrep -f 'sleep 98765' || true") == ""
+    assert host.shell("pgrep -u sglang || true") == ""
+    assert host.shell("ss -ltnH 'sport = :30001'") == ""
+    assert host.shell(f"systemctl show -P ActiveState {ENGINE}") == "inactive"
+
+
+def test_uninstall_leaves_the_host_as_it_was(host: SiteHost, fresh: dict) -> None:
+    host.play("playbooks/uninstall.yml")
+    left = difference(fresh, host.snapshot())
+    assert set(left) <= {"files"}
+    assert all(name.startswith(("+/var/lib/sglang", "+/var/lib/sglang/models")) for name in left.get("files", [])), left
+    assert "+/var/lib/sglang/models/smollm2-135m-instruct/config.json" in left["files"]
+    host.play("playbooks/uninstall.yml", "-e", "uninstall_models=true")
+    assert difference(fresh, host.snapshot()) == {}

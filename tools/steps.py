@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the tools of this directory share: numbered steps with their times, and the virtual environment of the control node."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+VENV = REPOSITORY / ".venv"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang-lab"
+
+
+def minutes(seconds: float) -> str:
+    """Return a duration as 3m07s."""
+    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
+
+
+class Steps:
+    """Runs programs one after the other, says what runs and how long it took, and ends at the first failure."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.started, self.taken = total, time.monotonic(), []
+
+    def run(
+        self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None, check: bool = True
+    ) -> int:
+        """Run one step; its output goes to the terminal."""
+        print(
+            f"\n==> {len(self.taken) + 1}/{self.total} {name} ({minutes(time.monotonic() - self.started)} so far)",
+            flush=True,
+        )
+        began = time.monotonic()
+        status = subprocess.run(
+            [str(word) for word in command], cwd=REPOSITORY, env={**os.environ, **(environment or {})}, check=False
+        ).returncode
+        self.taken.append((name, time.monotonic() - began, status))
+        if status and check:
+            self.report()
+            sys.exit(f"\n{name}: exit status {status}. Run it alone:\n  {' '.join(str(word) for word in command)}")
+        return status
+
+    def report(self) -> None:
+        """Print the steps with their times."""
+        print("\nstep                                            time   result")
+        for name, seconds, status in self.taken:
+            print(f"{name:<45} {minutes(seconds):>7}   {'ok' if status == 0 else f'exit status {status}'}")
+        print(f"{'all':<45} {minutes(time.monotonic() - self.started):>7}", flush=True)
+
+
+def machine_packages() -> list[str]:
+    """Return the Debian packages that the lab and the virtual environment need and this machine lacks."""
+    sys.path.insert(0, str(REPOSITORY / "lab"))
+    from hostlab.machine import PACKAGE_OF
+
+    missing = {package for tool, package in PACKAGE_OF.items() if not shutil.which(tool)}
+    return sorted(missing if importlib.util.find_spec("ensurepip") else missing | {"python3-venv"})
+
+
+def install_packages() -> None:
+    """Install missing Debian packages as root on Debian; else say what is missing."""
+    missing = machine_packages()
+    if not missing:
+        return
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        sys.exit(f"Missing on this machine: {' '.join(missing)}.\nNext: sudo {' '.join(command)}")
+    print(f"installing {' '.join(missing)}", flush=True)
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "--quiet", "--quiet"], env=quiet, check=True)
+    subprocess.run([*command, "--quiet", "--quiet"], env=quiet, check=True, stdout=subprocess.DEVNULL)
+
+
+def make_venv(requirements: str) -> None:
+    """Make .venv from a requirements file, unless it was made from the same text before."""
+    text = "".join((REPOSITORY / name).read_text() for name in ("requirements.txt", requirements))
+    key = hashlib.sha256(f"{text}{sys.version}".encode()).hexdigest()
+    marker = VENV / "complete"
+    known = marker.read_text().split() if marker.exists() else []
+    if key in known:
+        return
+    print(f"making {VENV.name} from {requirements}", flush=True)
+    if not known:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
+    pip = [
+        VENV / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--requirement",
+        REPOSITORY / requirements,
+    ]
+    subprocess.run(pip, check=True)
+    marker.write_text("\n".join([*known, key]) + "\n")
