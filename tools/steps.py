@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the tools of this directory share: numbered steps with their times, and the virtual environment of the control node."""
+"""What the tools here share: numbered steps with their times, and the virtual environment of the control node."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_one_variable_restarts_that_unit_only(host: SiteHost) -> None:
 
 
 def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:
-    """Killed after the files are written and before the restart: without state, nobody would restart the engine any more."""
+    """Killed after the files are written, before the restart: a handler would be lost; the state is not."""
     before = host.main_pid(ENGINE)
     host.play_until(f"TASK [service_unit : Apply this configuration to {ENGINE}]", "site.yml")
     written = host.shell(f"grep -o 'OPS_CONFIG_SHA256=.*' /etc/systemd/system/{ENGINE}")
