@@ -17,6 +17,15 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang-lab"
 ANSIBLE_PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 ENGINE, PROMETHEUS = "sglang-unified.service", "prometheus.service"
+# Databases of the package tools and of systemd; what is installed is compared by name instead.
+VOLATILE = [
+    "/var/lib/apt",
+    "/var/cache/apt",
+    "/var/lib/dpkg",
+    "/var/cache/debconf",
+    "/var/lib/systemd",
+    "/etc/ssl/certs",
+]
 # Everything a host has that a converge could leave behind. Scopes and run-time units come and go by themselves.
 SNAPSHOT = {
     "units": "systemctl list-unit-files --no-legend --no-pager | awk '{print $1, $2}' | grep -v '\\.scope'",
@@ -25,8 +34,8 @@ SNAPSHOT = {
     "groups": "cat /etc/group",
     "ports": "ss -ltnH | awk '{print $4}'",
     "packages": "dpkg-query --show --showformat='${db:Status-Abbrev}${Package}\\n'",
-    "files": "find /etc /opt /srv /usr/local /var/lib /var/cache -xdev -not -path '/var/lib/apt/*' -not -path '/var/cache/apt/*'"
-    " -not -path '/var/lib/dpkg/*' -not -path '/var/cache/debconf/*' -not -path '/var/lib/systemd/*' -not -path '/etc/ssl/certs/*'",
+    "files": "find /etc /opt /srv /usr/local /var/lib /var/cache -xdev "
+    + " ".join(f"-not -path '{it}/*'" for it in VOLATILE),
 }
 # Kept up to date by dpkg's tools with every package, and rewritten in another order or with a backup beside it.
 REWRITTEN = {"/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/ld.so.cache", "/etc/mailcap"}
@@ -130,7 +139,8 @@ class SiteHost:
 
     def answers(self) -> bool:
         """Whether the engine's probe gets an answer, asked on the host."""
-        probe = "/opt/sglang/current/venv/bin/python -m ops.probe --url http://127.0.0.1:30001 --timeout 8 --api-key-file /etc/sglang/credentials/api-key"
+        probe = "/opt/sglang/current/venv/bin/python -m ops.probe --url http://127.0.0.1:30001 --timeout 8"
+        probe += " --api-key-file /etc/sglang/credentials/api-key"
         return self.shell(f"{probe} >/dev/null 2>&1; echo $?", status=None).endswith("0")
 
 
