@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ and run
 
 
 class Engine:
-    """Asks the witness; its start takes seconds, so it is started early and asked late."""
+    """Asks the witness. Its start takes many seconds, so it is started early and asked late."""
 
     def __init__(self, python: str) -> None:
         # A file, not a pipe: nobody reads the engine's chatter until it fails.
@@ -53,12 +52,30 @@ class Engine:
         self.chatter.close()
 
 
+ENGINE = pytest.StashKey[Engine]()
+
+
 @pytest.fixture(scope="session")
-def sglang() -> Iterator[Engine]:
-    """The engine that ENGINE_PYTHON has."""
+def engine_python() -> str:
+    """The Python of a virtual environment with the engine."""
+    return os.environ.get("ENGINE_PYTHON") or pytest.fail(NO_ENGINE)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the engine's process as soon as it is known that a test will ask it."""
     python = os.environ.get("ENGINE_PYTHON")
-    if not python:
-        pytest.fail(NO_ENGINE)
-    engine = Engine(python)
-    yield engine
-    engine.close()
+    wanted = any("sglang" in getattr(item, "fixturenames", ()) for item in session.items)
+    if python and wanted and not session.config.option.collectonly:
+        session.config.stash[ENGINE] = Engine(python)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the engine's process."""
+    if ENGINE in session.config.stash:
+        session.config.stash[ENGINE].close()
+
+
+@pytest.fixture(scope="session")
+def sglang(engine_python: str, pytestconfig: pytest.Config) -> Engine:
+    """The engine that ENGINE_PYTHON has."""
+    return pytestconfig.stash[ENGINE]

@@ -31,14 +31,16 @@ if importlib.util.find_spec("sgl_kernel") is None:
     sys.path.append(str(Path(__file__).parents[1] / "engine" / "cpu_shim" / "src"))
     importlib.import_module("sglang_cpu_shim")
 
+from sglang.srt.entrypoints import engine  # noqa: E402
+from sglang.srt.plugins import load_plugins  # noqa: E402
+from sglang.srt.server_args import ServerArgs, prepare_server_args  # noqa: E402
+
 
 def parse(argv: list[str]) -> dict[str, Any]:
     """What SGLang's own parser makes of a command line: option -> value, and the API key.
 
     Abbreviations are refused: argparse takes one until the next release adds an option that begins the same.
     """
-    from sglang.srt.server_args import ServerArgs, prepare_server_args
-
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     known = parser._option_string_actions
@@ -57,18 +59,27 @@ def parse(argv: list[str]) -> dict[str, Any]:
 
 
 def logged_arguments(plugin: str, argv: list[str]) -> dict[str, Any]:
-    """What SGLang logs of its arguments, before and after it has loaded the plugins in a directory of packages."""
-    from sglang.srt.entrypoints import engine
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
+    """What SGLang logs of its arguments, before and after it has loaded the plugins in a directory of packages.
 
+    `without_target` is what the plugin says when SGLang has not the function that it hooks.
+    """
     arguments = prepare_server_args(argv)
-    before = engine._server_args_for_logging(arguments)
+    logged = engine._server_args_for_logging
+    before = logged(arguments)
     sys.path.insert(0, plugin)
+
+    del engine._server_args_for_logging
+    try:
+        importlib.import_module("sglang_secrets_plugin").register()
+        without_target = ""
+    except SystemExit as refused:
+        without_target = str(refused)
+    engine._server_args_for_logging = logged
+
     load_plugins()
     after = engine._server_args_for_logging(arguments)
-    changed = [name for name in before if before[name] != after[name]]
-    return {"changed": {name: [before[name], after[name]] for name in changed}, "served": arguments.api_key}
+    changed = {name: [before[name], after[name]] for name in before if before[name] != after[name]}
+    return {"changed": changed, "served": arguments.api_key, "without_target": without_target}
 
 
 def main() -> None:
