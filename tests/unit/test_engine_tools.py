@@ -249,7 +249,8 @@ def test_kernels_that_are_not_there_say_so_when_called():
 
 SHIM = """
 import sys
-# No shim that this Python may have already.
+# Away with a shim that this Python may have already.
+sys.modules.pop("sglang_cpu_shim", None)
 sys.meta_path[:] = [finder for finder in sys.meta_path if "frozen" in getattr(finder, "__module__", "")]
 try:
     import torchvision
