@@ -138,13 +138,13 @@ def workspace_bytes(rows: int, k: int, arch: str) -> int:
 
 
 def dense_splits(rows: int, settings: dict) -> int:
-    """Splits of a row in the dense form, so that all rows together make about ``programs`` programs."""
+    """Splits of a row in the dense form: ``programs`` programs for all rows, counted as the next power of two."""
     return max(1, settings["dense"]["programs"] >> (rows - 1).bit_length())
 
 
 def topk_splits(rows: int, settings: dict) -> int:
     """Programs that share one long row in the dense form's second kernel."""
-    return max(1, min(32, settings["dense"]["topk"]["programs"] >> (rows - 1).bit_length()))
+    return next((splits for limit, splits in settings["dense"]["topk"]["splits"] if rows <= limit), 1)
 
 
 def merge_splits(rows: int, settings: dict) -> int:
@@ -293,7 +293,34 @@ def self_check(device: torch.device) -> None:
 
     Inputs are small integers, so that logits are exact in fp32, ties are many and the answer is unique.
     """
-    raise AssertionError
+    from .naive import indexer_logits as naive_logits
+    from .naive import topk_transform as naive_topk
+
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).float()
+
+    k = TOPK[0]
+    lengths = torch.tensor([0, k, k + 1, 9 * k + 1], dtype=torch.int32)
+    rows, pages = len(lengths), -(-int(lengths.max()) // layout.INDEXER_PAGE_SIZE)
+    cache = layout.pack_indexer_k(
+        integers(pages * layout.INDEXER_PAGE_SIZE, layout.INDEXER_DIM).to(torch.float8_e4m3fn),
+        2.0 ** integers(pages * layout.INDEXER_PAGE_SIZE),
+    ).to(device)
+    q = integers(rows, 1, layout.INDEXER_HEADS, layout.INDEXER_DIM).to(torch.float8_e4m3fn).to(device)
+    weights = integers(rows, layout.INDEXER_HEADS).to(device)
+    table = torch.stack([torch.randperm(pages, generator=generator) for _ in range(rows)]).int().to(device)
+    lengths = lengths.to(device)
+    slots, positions = naive_topk(naive_logits(q, cache, weights, lengths, table), table, k)
+    settings = load_settings(config.arch_of(device.index or 0), k)
+    for form in (_dense, _merge):
+        out, raw = torch.full_like(slots, -7), torch.full_like(slots, -7)
+        form(PendingLogits(q, cache, weights), lengths, table, out, raw, settings)
+        for got, wanted in ((out, slots), (raw, positions)):
+            assert torch.equal(got.sort(1).values, wanted.sort(1).values), (
+                f"indexer: {form.__name__} differs from naive"
+            )
 
 
 def aot_cases(arch: str) -> Iterator[AotCase]:
@@ -326,7 +353,7 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
         fixed = {"K": k, "HAS_RAW": False, "PAGES": first["pages"], "PDL": settings["pdl"]}
         yield case(kernel.dense_logits_kernel, first, fixed | {"STAGES": first["stages"]})
         fixed["BINS"] = second["bins"]
-        for parts in sorted({topk_splits(rows, settings) for rows in range(1, settings["dense"]["max_rows"] + 1)}):
+        for _, parts in second["splits"]:
             yield case(kernel.dense_topk_kernel, second, fixed | {"SPLITS": parts}, tensor_cores=False)
         first, second = settings["merge"]["logits"], settings["merge"]["topk"]
         fixed = {"K": k, "HAS_RAW": False, "PDL": settings["pdl"]}

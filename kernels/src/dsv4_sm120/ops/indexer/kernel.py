@@ -27,8 +27,9 @@ PAGE_BYTES = tl.constexpr(64 * 132)
 PAGE_WORDS = tl.constexpr(64 * 132 // 4)
 SCALE_WORD = tl.constexpr(64 * 128 // 4)
 
-OCTAVES = tl.constexpr(8 << 23)
-"""Width, in keys, of the first guess at where the k-th largest lies: down to 2**-8 of the largest."""
+OCTAVE = tl.constexpr(1 << 23)
+"""Keys of positive logits this far apart differ by a factor of two."""
+UNKNOWN = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
@@ -65,69 +66,64 @@ def _first_shift(span, BINS: tl.constexpr):
 
 
 @triton.jit
-def _count(keys, lo, span, shift, BINS: tl.constexpr):
-    """Histogram, over ``BINS`` bins of width ``2**shift`` from ``lo >= 1`` on, of the keys in ``[lo, lo + span]``."""
-    offset = keys - lo
-    inside = offset <= span
-    digit = tl.where(inside, offset >> shift.to(tl.uint32), 0).to(tl.int32)
-    return tl.histogram(digit, BINS, mask=inside)
+def _count(keys, lo, shift, BINS: tl.constexpr):
+    """Histogram over ``BINS`` bins of width ``2**shift`` from ``lo``; the first and last take what lies beyond."""
+    digit = (tl.maximum(keys, lo) - lo) >> shift.to(tl.uint32)
+    return tl.histogram(tl.minimum(digit, BINS - 1).to(tl.int32), BINS)
 
 
 @triton.jit
-def _narrow(counts, lo, shift, above, k, SLACK: tl.constexpr, BINS: tl.constexpr):
-    """From a histogram to the bin with the k-th largest: ``(lo, span, shift, above, reach)`` of the next round.
+def _narrow(counts, total, k, start, lo, shift, sure, reach, SLACK: tl.constexpr, BINS: tl.constexpr):
+    """From a histogram of ``total`` keys to the bin of the k-th largest: the next ``(lo, shift, sure, reach)``.
 
-    ``above``: keys beyond the interval. ``reach``: keys from the new ``lo`` on, or less than ``k`` if all bins together
-    do not hold the k-th. ``shift`` is -1 when no further round is needed.
+    ``start``: a value that at least ``k`` keys reach. ``sure``: whether that holds for ``lo`` too. ``reach``: how many
+    keys reach ``lo``, or ``UNKNOWN``. The new ``shift`` is -1 when ``lo`` will do.
     """
     BITS: tl.constexpr = BINS.bit_length() - 1
     bins = tl.arange(0, BINS)
-    upward = above + tl.cumsum(counts, 0, reverse=True)
-    enough = upward >= k
+    upward = total - tl.cumsum(counts, 0) + counts  # A reversed scan costs two more passes of shuffles.
+    enough = (upward >= k) & (bins > 0)
     chosen = tl.max(tl.where(enough, bins, 0), 0)
-    reach = tl.min(tl.where(enough, upward, 0x7FFFFFFF), 0)
-    beyond = tl.max(tl.where(enough, above, upward), 0)
-    lo += chosen.to(tl.uint32) << shift.to(tl.uint32)
-    span = (((lo * 0) + 1) << shift.to(tl.uint32)) - 1
+    reach = tl.where(chosen > 0, tl.min(tl.where(enough, upward, UNKNOWN), 0), reach)
+    missed = (chosen == 0) & (sure == 0)
     done = (reach <= k + SLACK) | (shift == 0)
-    return lo, span, tl.where(done, -1, tl.maximum(shift - BITS, 0)), beyond, tl.where(reach == 0x7FFFFFFF, 0, reach)
+    width = ((lo * 0) + 1) << shift.to(tl.uint32)
+    below = _first_shift(lo + width - start, BINS)  # Missed: look between the start and the end of the first bin.
+    shift = tl.where(missed, below, tl.where(done, -1, tl.maximum(shift - BITS, 0)))
+    lo = tl.where(missed, start, lo + chosen.to(tl.uint32) * width)
+    return lo, shift, 1, reach
 
 
 @triton.jit
-def _bound(keys, k, SLACK: tl.constexpr, BINS: tl.constexpr):
+def _bound(keys, k, start, WINDOW: tl.constexpr, SLACK: tl.constexpr, BINS: tl.constexpr):
     """``(bound, reach)``: ``reach`` of the ``keys`` are at least ``bound``, between ``k`` and ``k + SLACK`` of them.
 
-    ``reach`` is larger only if the k-th largest key has that many equals; it is the bound then. Keys of 0 do not count;
-    at least ``k`` others must be there. Each round divides the interval that holds the k-th by ``BINS``.
+    If the k-th largest key has more equals than that, the bound is that key, and ``reach`` more, or ``UNKNOWN``.
+    At least ``k`` keys must reach ``start >= 1``. The search begins ``WINDOW`` keys below the largest; each round
+    divides the interval that holds the k-th by ``BINS``.
     """
     top = tl.max(keys, 0)
-    bottom = tl.min(tl.where(keys != 0, keys, top), 0)
-    lo = tl.maximum(bottom, top - tl.minimum(top, OCTAVES))
-    span = top - lo
-    shift = _first_shift(span, BINS)
-    above = 0
-    reach = 0
+    lo = tl.maximum(start, top - tl.minimum(top, WINDOW))
+    shift = _first_shift(top - lo, BINS)
+    sure = (lo == start).to(tl.int32)
+    reach = UNKNOWN + 0 * shift
     while shift >= 0:
-        counts = _count(keys, lo, span, shift, BINS)
-        lo, span, shift, above, reach = _narrow(counts, lo, shift, above, k, SLACK, BINS)
-        if reach < k:  # The first guess was too narrow.
-            lo = bottom
-            span = top - bottom
-            shift = _first_shift(span, BINS)
-            above = 0
+        counts = _count(keys, lo, shift, BINS)
+        lo, shift, sure, reach = _narrow(counts, keys.shape[0], k, start, lo, shift, sure, reach, SLACK, BINS)
     return lo, reach
 
 
 @triton.jit
-def _best(keys, position, K: tl.constexpr, BINS: tl.constexpr):
+def _best(keys, position, start, K: tl.constexpr, BINS: tl.constexpr):
     """``(mask, bar)``: the ``K`` largest keys, lower positions first among equals, and what a later key must exceed."""
-    bound, reach = _bound(keys, K, 0, BINS)
+    bound, reach = _bound(keys, K, start, 4 * OCTAVE - 64, 0, BINS)
     falling = ~position.to(tl.uint32)  # Rises as the position falls.
     floor = tl.full((), 0, tl.uint32)
     bar = bound - 1
     if reach > K:
         missing = K - tl.sum((keys > bound).to(tl.int32), 0)
-        floor, _ = _bound(tl.where(keys == bound, falling, 0), missing, 0, BINS)
+        one = tl.full((), 1, tl.uint32)
+        floor, _ = _bound(tl.where(keys == bound, falling, 0), missing, one, 4 * OCTAVE - 64, 0, BINS)
         bar = bound
     return (keys > bound) | ((keys == bound) & (falling >= floor)), bar
 
@@ -147,11 +143,26 @@ def _write_all(length, page_row, out_row, raw_row, K: tl.constexpr, HAS_RAW: tl.
 
 
 @triton.jit
-def _select(keys, position, page_row, out_row, raw_row, K: tl.constexpr, HAS_RAW: tl.constexpr, BINS: tl.constexpr):
-    """Write the slots of the ``K`` best, in tile order."""
-    # Loaded for all, before the search, so that the search hides the latency.
-    slot = _slots(position, keys != 0, page_row)
-    best, _ = _best(keys, position, K, BINS)
+def _select(
+    keys,
+    position,
+    start,
+    page_row,
+    out_row,
+    raw_row,
+    K: tl.constexpr,
+    HAS_RAW: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    """Write the slots of the ``K`` best, in tile order. At least ``K`` keys reach ``start``."""
+    if keys.shape[0] <= 4 * K:
+        # Loaded for all, before the search, which hides the latency.
+        slot = _slots(position, keys != 0, page_row)
+        best, _ = _best(keys, position, start, K, BINS)
+    else:
+        # A large tile has no registers to spare.
+        best, _ = _best(keys, position, start, K, BINS)
+        slot = _slots(position, best, page_row)
     index = tl.cumsum(best.to(tl.int32), 0) - 1
     tl.store(out_row + index, slot, mask=best)
     if HAS_RAW:
@@ -173,7 +184,7 @@ def _select_row(
     """Select from a row of at most ``TILE`` keys stored by position."""
     position = tl.arange(0, TILE)
     keys = tl.load(key_row + position, mask=position < length, other=0)
-    _select(keys, position, page_row, out_row, raw_row, K, HAS_RAW, BINS)
+    _select(keys, position, tl.full((), 1, tl.uint32), page_row, out_row, raw_row, K, HAS_RAW, BINS)
 
 
 @triton.jit
@@ -198,13 +209,7 @@ def _select_segments(
     inside = segment < segments
     count = tl.load(counts + segment, mask=inside, other=0)
     keys, position = _unpack(tl.load(base + segment * stride + offset, mask=inside & (offset < count), other=0))
-    _select(keys, position, page_row, out_row, raw_row, K, HAS_RAW, BINS)
-
-
-@triton.jit
-def _power_of_two(x):
-    """The smallest power of two that is at least ``x``, for ``1 < x < 2**24``."""
-    return 1 << _bit_length(x - 1)
+    _select(keys, position, tl.full((), 1, tl.uint32), page_row, out_row, raw_row, K, HAS_RAW, BINS)
 
 
 @triton.jit
@@ -226,6 +231,15 @@ def _page_ids(page_row, step, pages, PAGES: tl.constexpr):
 
 
 @triton.jit
+def _scores(k, query):
+    """fp32 ``[tokens, heads]``."""
+    if INTERPRETED:
+        return tl.dot(k.to(tl.float32), query.to(tl.float32).T)  # fp8 dot, upcast: exact
+    else:
+        return tl.dot(k, query.T)  # fp8 dot
+
+
+@triton.jit
 def _step_keys(keys, scales, first, second, query, weight, step, length, PAGES: tl.constexpr):
     """Order keys ``[64 * PAGES]`` of a step's tokens, 0 from ``length`` on.
 
@@ -239,11 +253,7 @@ def _step_keys(keys, scales, first, second, query, weight, step, length, PAGES: 
     slot = lane % PAGE
     k = tl.load(keys + (page * PAGE_BYTES + slot * DIM)[:, None] + dim[None, :])
     scale = tl.load(scales + page * PAGE_WORDS + SCALE_WORD + slot)
-    if INTERPRETED:
-        scores = tl.dot(k.to(tl.float32), query.to(tl.float32).T)  # fp8 dot, upcast: exact
-    else:
-        scores = tl.dot(k, query.T)  # fp8 dot
-    logit = tl.sum(tl.maximum(scores, 0.0) * weight[None, :], 1) * scale
+    logit = tl.sum(tl.maximum(_scores(k, query), 0.0) * weight[None, :], 1) * scale
     return tl.where(lane + step * (PAGE * PAGES) < length, _order_key(logit), 0)
 
 
@@ -286,7 +296,7 @@ def dense_logits_kernel(
     PDL: tl.constexpr,
 ):
     """Keys of one split of one row, by position, and its group maxima. Grid: (rows, splits)."""
-    if PDL:
+    if PDL and not INTERPRETED:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     split = tl.program_id(1)
@@ -343,27 +353,30 @@ def _select_exact(
 ):
     """As ``_select_row`` for a row of any length, reading its keys again in every round."""
     lane = tl.arange(0, TILE)
-    lo = tl.full((), 1, tl.uint32)
-    span = ~lo
-    shift = _first_shift(span, BINS)
-    above = 0
-    reach = 0
+    start = tl.full((), 1, tl.uint32)
+    lo = start
+    total = tl.cdiv(length, TILE) * TILE
+    shift = _first_shift(~lo, BINS)
+    sure = 1
+    reach = UNKNOWN + 0 * shift
     while shift >= 0:
         counts = tl.zeros((BINS,), tl.int32)
-        for start in range(0, length, TILE):
-            position = start + lane
-            counts += _count(tl.load(key_row + position, mask=position < length, other=0), lo, span, shift, BINS)
-        lo, span, shift, above, reach = _narrow(counts, lo, shift, above, K, 0, BINS)
-    more = K - above  # To take of the keys from `lo` on that are not beyond it: all, or the first of the equal ones.
-    beyond = lo + span
+        for first in range(0, length, TILE):
+            position = first + lane
+            counts += _count(tl.load(key_row + position, mask=position < length, other=0), lo, shift, BINS)
+        lo, shift, sure, reach = _narrow(counts, total, K, start, lo, shift, sure, reach, 0, BINS)
+    bar = lo - (reach <= K).to(tl.uint32)
+    missing = K
+    for first in range(0, length, TILE):
+        position = first + lane
+        missing -= tl.sum((tl.load(key_row + position, mask=position < length, other=0) > bar).to(tl.int32), 0)
     written = 0
-    for start in range(0, length, TILE):
-        position = start + lane
+    for first in range(0, length, TILE):
+        position = first + lane
         key = tl.load(key_row + position, mask=position < length, other=0)
-        greater = key > beyond
-        at = (key >= lo) & (key <= beyond)
-        taken = greater | (at & (tl.cumsum(at.to(tl.int32), 0) <= more))
-        more -= tl.sum(at.to(tl.int32), 0)
+        equal = (key == bar) & (key != 0)
+        taken = (key > bar) | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= missing))
+        missing -= tl.sum(equal.to(tl.int32), 0)
         index = written + tl.cumsum(taken.to(tl.int32), 0) - 1
         tl.store(out_row + index, _slots(position, taken, page_row), mask=taken)
         if HAS_RAW:
@@ -399,7 +412,7 @@ def dense_topk_kernel(
     row = tl.program_id(0)
     split = tl.program_id(1)
     length = _length(seq_lens, row, max_pages)
-    if PDL:
+    if PDL and not INTERPRETED:
         # On every path: this kernel must not end before the first one has.
         tl.extra.cuda.gdc_wait()
     if length <= K:
@@ -417,26 +430,28 @@ def dense_topk_kernel(
         return
 
     CAP: tl.constexpr = 8 * K // SPLITS
-    TILE: tl.constexpr = 4 * K
+    TILE: tl.constexpr = 4096
+    group = tl.arange(0, 4 * K)
     lane = tl.arange(0, TILE)
     pages = tl.cdiv(length, PAGE)
     active, each = _groups(tl.cdiv(pages, PAGES), splits, K, PAGES)
-    maxima = tl.load(row_max + row * (4 * K) + lane, mask=lane < active * each, other=0)
+    maxima = tl.load(row_max + row * (4 * K) + group, mask=group < active * each, other=0)
     # Pages go round the programs, so that a run of good tokens is spread over them.
     position = (lane // PAGE * SPLITS + split) * PAGE + lane % PAGE
     key = tl.load(key_row + position, mask=position < length, other=0)
-    bound, _ = _bound(maxima, K, K // 8, BINS)
+    bound, _ = _bound(maxima, K, tl.full((), 1, tl.uint32), 2 * OCTAVE - 64, K // 4, BINS)
     count = 0
-    kept_split = kept + (row * SPLITS + split) * CAP
-    for start in range(split * PAGE, length, TILE * SPLITS):
-        ahead = position + TILE * SPLITS
-        following = tl.load(key_row + ahead, mask=ahead < length, other=0)
+    kept_row = kept + row * (SPLITS * CAP)
+    kept_split = kept_row + split * CAP
+    for _ in range(split * PAGE, length, TILE * SPLITS):
         reaches = key >= bound
         index = count + tl.cumsum(reaches.to(tl.int32), 0) - 1
         tl.store(kept_split + index, _pack(key, position), mask=reaches & (index < CAP))
         count += tl.sum(reaches.to(tl.int32), 0)
-        key = following
-        position = ahead
+        position += TILE * SPLITS
+        key = tl.load(key_row + position, mask=position < length, other=0)
+    rest = tl.arange(0, CAP)
+    tl.store(kept_split + rest, tl.zeros((CAP,), tl.uint64), mask=rest >= count)
     tl.store(kept_count + row * SPLITS + split, count)
     tl.debug_barrier()
     if SPLITS > 1:
@@ -445,18 +460,15 @@ def dense_topk_kernel(
         if before != SPLITS - 1:
             return
         tl.debug_barrier()
+    # Nearly always half of each list is empty: load the other halves before it is known.
+    half = group // (CAP // 2) * CAP + group % (CAP // 2)
+    few, few_at = _unpack(tl.load(kept_row + half, cache_modifier=".cg"))
     most = tl.max(tl.load(kept_count + row * SPLITS + tl.arange(0, SPLITS), cache_modifier=".cg"), 0)
-    kept_row = kept + row * (SPLITS * CAP)
-    counts = kept_count + row * SPLITS
-    width = _power_of_two(tl.maximum(most, 2))
-    if width * SPLITS <= 4 * K:
-        _select_segments(
-            kept_row, counts, CAP, width, SPLITS, page_row, out_row, raw_row, 4 * K, K, HAS_RAW, BINS
-        )
+    if most <= CAP // 2:
+        _select(few, few_at, bound, page_row, out_row, raw_row, K, HAS_RAW, BINS)
     elif most <= CAP:
-        _select_segments(
-            kept_row, counts, CAP, width, SPLITS, page_row, out_row, raw_row, 8 * K, K, HAS_RAW, BINS
-        )
+        many, many_at = _unpack(tl.load(kept_row + tl.arange(0, 8 * K), cache_modifier=".cg"))
+        _select(many, many_at, bound, page_row, out_row, raw_row, K, HAS_RAW, BINS)
     else:
         # Only when thousands of keys reach the bound: long runs of equal logits.
         _select_exact(key_row, length, page_row, out_row, raw_row, 4 * K, K, HAS_RAW, BINS)
@@ -489,7 +501,7 @@ def merge_logits_kernel(
     PDL: tl.constexpr,
 ):
     """The ``K`` best of one split of one row; of a row of at most ``8 * K`` tokens, all keys. Grid: (rows, splits)."""
-    if PDL:
+    if PDL and not INTERPRETED:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     split = tl.program_id(1)
@@ -543,7 +555,7 @@ def merge_logits_kernel(
                 entry = tl.arange(0, 4 * K)
                 packed = tl.load(kept_split + entry, mask=entry < count, other=0)
                 old, position = _unpack(packed)
-                best, bar = _best(old, position, K, BINS)
+                best, bar = _best(old, position, tl.maximum(bar, 1), K, BINS)
                 tl.debug_barrier()
                 tl.store(kept_split + tl.cumsum(best.to(tl.int32), 0) - 1, packed, mask=best)
                 tl.debug_barrier()
@@ -575,7 +587,7 @@ def merge_topk_kernel(
     """Select among what ``merge_logits_kernel`` kept. Grid: (rows,)."""
     row = tl.program_id(0)
     length = _length(seq_lens, row, max_pages)
-    if PDL:
+    if PDL and not INTERPRETED:
         # On every path: this kernel must not end before the first one has.
         tl.extra.cuda.gdc_wait()
     if length <= K:
