@@ -99,7 +99,7 @@ def test_wrong_variable_is_refused_before_anything_changes(host: SiteHost, fresh
         host.shell("setsid python3 -m http.server 22022 --bind 127.0.0.1 >/dev/null 2>&1 & sleep 1")
     run = host.play("site.yml", *(word for setting in settings for word in ("-e", setting)), status=None)
     if case == "port taken":
-        host.shell("pkill -f 'http.server 22022'; sleep 0.5")
+        host.shell("pkill -f '[h]ttp.server 22022'; sleep 0.5")
     assert run.status != 0
     message = " ".join(run.output.split())
     assert [text for text in wanted if text not in message] == [], run.output[-3000:]
@@ -215,9 +215,9 @@ def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:
     """Also a child that left the session: it is in the unit's control group still."""
     group = "/sys/fs/cgroup/systemd" + host.shell(f"systemctl show -P ControlGroup {ENGINE}")
     host.shell(f"setsid sleep 98765 & echo $! > {group}/cgroup.procs")
-    assert host.shell("pgrep -f 'sleep 98765'")
+    assert host.shell("pgrep -f '[s]leep 98765'")
     host.shell(f"systemctl stop {ENGINE}")
-    assert host.shell("pgrep -f 'sleep 98765' || true") == ""
+    assert host.shell("pgrep -f '[s]leep 98765' || true") == ""
     assert host.shell("pgrep -u sglang || true") == ""
     assert host.shell("ss -ltnH 'sport = :30001'") == ""
     assert host.shell(f"systemctl show -P ActiveState {ENGINE}") == "inactive"
