@@ -77,12 +77,12 @@ def test_every_source_is_in_the_hash(package):
     seen.append(build_wheels.content_hash(package))
     write(package / "src/config.json", "{}")
     seen.append(build_wheels.content_hash(package))
-    # The same bytes, parted otherwise between two files.
-    write(package / "src/a", "12")
-    write(package / "src/b", "3")
-    seen.append(build_wheels.content_hash(package))
     write(package / "src/a", "1")
-    write(package / "src/b", "23")
+    write(package / "src/b", "2")
+    seen.append(build_wheels.content_hash(package))
+    # The same bytes in the same order, but in one file.
+    (package / "src/b").unlink()
+    write(package / "src/a", "1src/b\x002")
     seen.append(build_wheels.content_hash(package))
     assert len(set(seen)) == len(seen)
 
