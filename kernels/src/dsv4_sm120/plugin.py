@@ -188,7 +188,9 @@ def self_check(name: str, model_runner: object) -> None:
 
     import torch
 
-    device = torch.device(model_runner.device, torch.cuda.current_device())
+    device = torch.device(model_runner.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
     module = importlib.import_module(f".ops.{name}", __package__)
     options = {"hidden_size": model_runner.model_config.hf_text_config.hidden_size} if name == "mhc" else {}
     with torch.inference_mode():

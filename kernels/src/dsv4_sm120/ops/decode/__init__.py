@@ -238,7 +238,8 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
                     name=f"decode[{index}] {kind} merge",
                     fn=kernel.merge_kernel,
                     signature={name: signature[name] for name in names + numbers},
-                    constexprs={name: constexprs[name] for name in flags} | {"BLOCK_S": entry["max_splits"]},
+                    constexprs={name: constexprs[name] for name in flags}
+                    | {"BLOCK_S": kernel.merge_block(entry["max_splits"])},
                     divisible=("width", "extra_width"),
                     tensor_cores=False,
                 )

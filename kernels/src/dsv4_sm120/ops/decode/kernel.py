@@ -23,8 +23,6 @@ ROW_BYTES = tl.constexpr(576)
 ROPE_OFFSET = tl.constexpr(448)
 SCALE_BYTES = tl.constexpr(8)
 LOG2E = tl.constexpr(1.4426950408889634)
-MERGE_BLOCK = tl.constexpr(16)
-"""Partials that the merge kernel holds in registers at a time."""
 
 
 @triton.jit
@@ -298,14 +296,14 @@ def decode_fwd_kernel(
             counter = counter_ptr + row * tl.num_programs(2) + head_block
             arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
             if arrived == live - 1:
-                merge_block(
+                merge_heads(
                     partial_ptr, lse_ptr, sink_ptr, out_row, row, head, mask, live, heads, splits, HAS_SINK, BLOCK_H
                 )
                 tl.store(counter, 0)
 
 
 @triton.jit
-def merge_block(
+def merge_heads(
     partial_ptr,
     lse_ptr,
     sink_ptr,
@@ -375,19 +373,17 @@ def merge_kernel(
     if live == 1:
         return
     split = tl.arange(0, BLOCK_S)
-    lse = tl.load(lse_ptr + (row * splits + split) * heads + head, mask=split < live, other=float("-inf"))
+    valid = split < live
+    source = (row * splits + split) * heads + head
+    dim = tl.arange(0, HEAD_DIM)
+    lse = tl.load(lse_ptr + source, mask=valid, other=float("-inf"))
+    partial = tl.load(partial_ptr + source[:, None] * HEAD_DIM + dim[None, :], mask=valid[:, None], other=0.0)
     m = tl.max(lse, 0)
     empty = m == float("-inf")
     m_ref = tl.where(empty, 0.0, m)
-    weight_sum = tl.sum(tl.exp2(lse - m_ref), 0) + sink_weight(sink_ptr, head, True, m_ref, HAS_SINK)
-    dim = tl.arange(0, HEAD_DIM)
-    acc = tl.zeros([HEAD_DIM], tl.float32)
-    for start in range(0, live, MERGE_BLOCK):
-        part = start + tl.arange(0, MERGE_BLOCK)
-        source = (row * splits + part) * heads + head
-        weight = tl.exp2(tl.load(lse_ptr + source, mask=part < live, other=float("-inf")) - m_ref)
-        value = tl.load(partial_ptr + source[:, None] * HEAD_DIM + dim[None, :], mask=(part < live)[:, None], other=0.0)
-        acc += tl.sum(value.to(tl.float32) * weight[:, None], 0)
+    weight = tl.exp2(lse - m_ref)
+    weight_sum = tl.sum(weight, 0) + sink_weight(sink_ptr, head, True, m_ref, HAS_SINK)
+    acc = tl.sum(partial.to(tl.float32) * weight[:, None], 0)
     inverse = tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, weight_sum))
     tl.store(out_ptr + (row * heads + head) * HEAD_DIM + dim, (acc * inverse).to(out_ptr.dtype.element_ty))
 
@@ -488,7 +484,7 @@ def launch(
             splits,
             BLOCK_N=block_n,
             MIN_TILES=entry["min_tiles"],
-            BLOCK_S=max(triton.next_power_of_2(splits), 2),
+            BLOCK_S=merge_block(splits),
             PDL=pdl,
             num_warps=4,
             launch_pdl=pdl,
@@ -504,3 +500,8 @@ def split_count(blocks: int, entry: dict, sms: int) -> int:
     ``rows * splits * heads * (512 * bytes per partial + 4)`` bytes.
     """
     return max(1, min(sms * entry["ctas_per_sm"] // blocks, entry["max_splits"]))
+
+
+def merge_block(splits: int) -> int:
+    """Width of the merge kernel's tile: a power of two that holds all ``splits`` partials at once."""
+    return max(triton.next_power_of_2(splits), 2)
