@@ -166,7 +166,7 @@ report:
       C(passed), C(tried) and C(tries) with every answer and its faults.
     - The ids are C(server.model), C(prompt.ID) for each check, and C(answer.FAULT) with FAULT one of C(request),
       C(expected), C(non_empty), C(finish_reason), C(usage), C(loop), C(markers), C(reasoning),
-      C(same_when_streamed), C(first_token).
+      C(same_when_streamed), C(first_token), C(tool_loop), C(prompt_size), C(crossed).
   returned: always
   type: dict
   sample:
@@ -182,7 +182,9 @@ summary:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
-from ansible.module_utils.ops.prompt_checks import PromptCheck, check_problem, failure_text, run_checks, write_report
+from ansible.module_utils.ops.prompt_checks import PromptCheck, check_problem
+from ansible.module_utils.ops.report import failure_text, summary_text, write_report
+from ansible.module_utils.ops.smoke import Suite, run as run_suite
 
 REQUEST_FIELDS = ("response_format", "tools", "chat_template_kwargs")
 
@@ -252,13 +254,13 @@ def run(module: AnsibleModule) -> None:
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
     except ValueError as error:
         module.fail_json(msg=f"nothing was asked: {error}")
-    report = run_checks(client, params["model"], checks, params["api_key_file"])
+    report = run_suite(client, params["model"], Suite(prompts=tuple(checks)), key_file=params["api_key_file"])
     if params["report_path"]:
         try:
             write_report(params["report_path"], report)
         except OSError as error:
             module.fail_json(msg=f"cannot write the report to {params['report_path']}: {error.strerror}", report=report)
-    summary = f"{report['passed']} of {len(report['checks'])} checks passed in {report['elapsed_s']:.1f} s"
+    summary = summary_text(report)
     if not report["ok"]:
         module.fail_json(msg=failure_text(report), report=report, summary=summary)
     module.exit_json(changed=False, report=report, summary=summary)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
-import tempfile
 import time
 import typing as t
 from dataclasses import dataclass, field
@@ -19,11 +17,10 @@ from dataclasses import dataclass, field
 from .answers import check_expectation, find_loop, find_marker, is_empty, judge
 from .http import Client, HttpError
 from .openai import CHAT_PATH, ChatAnswer, chat, served_models
+from .report import Row, rounded
 
-REPORT_SCHEMA = 1
 SEEN_CHARS = 300
-# After so many silent questions in a row the others are not asked.
-UNANSWERED_LIMIT = 2
+PROFILES = ("quick", "full", "capacity")
 
 # Every fault of an answer: its id, what must hold, and what a failure most often means.
 FAULTS: dict[str, tuple[str, str]] = {
@@ -37,8 +34,21 @@ FAULTS: dict[str, tuple[str, str]] = {
     "reasoning": ("reasoning is separated as wanted", "reasoning parser missing, or thinking switched the other way"),
     "same_when_streamed": ("streamed and whole answer are the same", "the streaming parser drops or adds text"),
     "first_token": ("the first token comes in time", "the server is busy, or compiles kernels while serving"),
+    "tool_loop": ("tool calls end in an answer", "the model does not see the tool's result: chat template or tool parser"),
+    "prompt_size": ("the prompt has the wanted size", "the text was cut, or its tokens are counted in another way"),
+    "crossed": ("every request gets its own answer", "the server mixes up requests that run at the same time"),
 }
 MODEL_ROW = "server.model"
+MODELS_TIMEOUT_S = 10.0
+
+
+# Streamed or not, in the order of asking.
+MODES: dict[str, tuple[bool, ...]] = {"both": (False, True), "only": (True,), "never": (False,)}
+
+
+def needed(tries: int, min_pass_rate: float) -> int:
+    """How many of so many tries must pass."""
+    return max(1, math.ceil(tries * min_pass_rate - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class PromptCheck:
     """One question. extra holds further fields of the request, such as response_format or tools.
 
     tries and min_pass_rate: the question is asked until ceil(tries x min_pass_rate) tries have passed, or can no longer
-    pass. stream is both, only or never. reasoning is any, required or forbidden.
+    pass. stream is both, only or never. reasoning is any, required or forbidden. profile is the smallest profile in
+    which the question is asked.
     """
 
     id: str
@@ -63,6 +74,7 @@ class PromptCheck:
     same_when_streamed: bool = True
     max_ttft_s: float | None = None
     extra: dict[str, t.Any] = field(default_factory=dict)
+    profile: str = "quick"
 
     def payload(self, model: str) -> dict[str, t.Any]:
         return {
@@ -77,10 +89,10 @@ class PromptCheck:
         return " ".join(str(message.get("content", "")) for message in self.messages)
 
     def needed(self) -> int:
-        return max(1, math.ceil(self.tries * self.min_pass_rate - 1e-9))
+        return needed(self.tries, self.min_pass_rate)
 
     def modes(self) -> tuple[bool, ...]:
-        return {"both": (False, True), "only": (True,), "never": (False,)}[self.stream]
+        return MODES[self.stream]
 
 
 def check_problem(check: PromptCheck) -> str | None:
@@ -93,6 +105,11 @@ def check_problem(check: PromptCheck) -> str | None:
         return f"check {check.id!r}: min_pass_rate is {check.min_pass_rate}, wanted above 0 and at most 1"
     if check.max_tokens < 1:
         return f"check {check.id!r}: max_tokens is {check.max_tokens}, wanted at least 1"
+    for name, value, known in (("stream", check.stream, tuple(MODES)), ("profile", check.profile, PROFILES)):
+        if value not in known:
+            return f"check {check.id!r}: {name} is {value!r}, known are {', '.join(known)}"
+    if check.reasoning not in ("any", "required", "forbidden"):
+        return f"check {check.id!r}: reasoning is {check.reasoning!r}, known are any, required, forbidden"
     problem = check_expectation(check.expect)
     return f"check {check.id!r}: expect: {problem}" if problem else None
 
@@ -140,17 +157,13 @@ class Try:
                     "tool_calls": list(answer.tool_calls),
                     "finish_reason": answer.finish_reason,
                     "usage": answer.usage,
-                    "ttft_s": _rounded(answer.ttft_s),
-                    "total_s": _rounded(answer.total_s),
+                    "ttft_s": rounded(answer.ttft_s),
+                    "total_s": rounded(answer.total_s),
                     "chunks": answer.chunks,
                 }
                 for mode, answer in self.answers
             ],
         }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
 
 
 def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
@@ -196,14 +209,32 @@ def _usage_problem(usage: dict[str, t.Any] | None) -> str:
     return f"usage has {', '.join(wrong)}, wanted at least 1" if wrong else ""
 
 
-def ask_once(client: Client, model: str, check: PromptCheck) -> Try:
+@dataclass(frozen=True)
+class Target:
+    """Whom to ask, and until when: deadline is a reading of time.monotonic()."""
+
+    client: Client
+    model: str
+    key_file: str | None = None
+    deadline: float = math.inf
+
+    def left(self, timeout: float) -> float:
+        """The time limit of a request that begins now."""
+        return min(timeout, max(0.1, self.deadline - time.monotonic()))
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+
+def ask_once(target: Target, check: PromptCheck) -> Try:
     start = time.monotonic()
     faults: list[Fault] = []
     answers: list[tuple[str, ChatAnswer]] = []
     for streamed in check.modes():
-        mode = "streamed" if streamed else "whole"
+        mode = mode_name(streamed)
         try:
-            answer = chat(client, check.payload(model), streamed, check.timeout)
+            answer = chat(target.client, check.payload(target.model), streamed, target.left(check.timeout))
         except HttpError as error:
             faults.append(Fault("request", mode, str(error), error.kind))
             if faults[-1].unanswered:
@@ -212,13 +243,17 @@ def ask_once(client: Client, model: str, check: PromptCheck) -> Try:
         answers.append((mode, answer))
         faults.extend(faults_of(check, mode, answer))
     if check.same_when_streamed and len(answers) == 2:
-        difference = _stream_difference(answers[0][1], answers[1][1])
+        difference = stream_difference(answers[0][1], answers[1][1])
         if difference:
             faults.append(Fault("same_when_streamed", "both", difference))
     return Try(tuple(faults), tuple(answers), time.monotonic() - start)
 
 
-def _stream_difference(whole: ChatAnswer, streamed: ChatAnswer) -> str:
+def mode_name(streamed: bool) -> str:
+    return "streamed" if streamed else "whole"
+
+
+def stream_difference(whole: ChatAnswer, streamed: ChatAnswer) -> str:
     for name in ("text", "reasoning", "tool_calls"):
         one, other = getattr(whole, name), getattr(streamed, name)
         if one != other:
@@ -226,109 +261,93 @@ def _stream_difference(whole: ChatAnswer, streamed: ChatAnswer) -> str:
     return ""
 
 
-def ask(client: Client, model: str, check: PromptCheck) -> list[Try]:
-    """Ask until the outcome is certain. Every try is kept."""
+def repeat(once: t.Callable[[], Try], tries: int, min_pass_rate: float, over: t.Callable[[], bool]) -> list[Try]:
+    """Try until the outcome is certain or the time is over. Every try is kept."""
+    wanted = needed(tries, min_pass_rate)
     done: list[Try] = []
-    while len(done) < check.tries:
-        done.append(ask_once(client, model, check))
+    while len(done) < tries:
+        done.append(once())
         passed = sum(one.ok for one in done)
-        if passed >= check.needed() or passed + check.tries - len(done) < check.needed():
+        if passed >= wanted or passed + tries - len(done) < wanted or over():
             break
     return done
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the report, with the evidence for it."""
-
-    id: str
-    ok: bool
-    wanted: str
-    seen: str
-    elapsed_s: float
-    ttft_s: float | None = None
-    cause: str = ""
-    next_command: str = ""
-    passed: int = 0
-    tried: int = 0
-    tries: tuple[Try, ...] = ()
-    unanswered: bool = False
-
-    def as_dict(self) -> dict[str, t.Any]:
-        return {
-            "id": self.id,
-            "ok": self.ok,
-            "wanted": self.wanted,
-            "seen": self.seen,
-            "elapsed_s": round(self.elapsed_s, 3),
-            "ttft_s": _rounded(self.ttft_s),
-            "cause": self.cause,
-            "next_command": self.next_command,
-            "passed": self.passed,
-            "tried": self.tried,
-            "tries": [one.as_dict() for one in self.tries],
-        }
+def prompt_row(target: Target, check: PromptCheck) -> Row:
+    tries = repeat(lambda: ask_once(target, check), check.tries, check.min_pass_rate, lambda: target.over)
+    shown = shown_try(tries, check.needed())
+    return tries_row(
+        f"prompt.{check.id}",
+        tries,
+        check.needed(),
+        wanted=wanted_words(check.expect),
+        next_command=next_command(target, check.payload(target.model), shown),
+    )
 
 
-def prompt_row(client: Client, model: str, check: PromptCheck, key_file: str | None) -> Row:
-    tries = ask(client, model, check)
+def shown_try(tries: t.Sequence[Try], wanted: int) -> Try:
+    """The try that the row shows: the first wrong one of a failed check, else the last."""
+    if sum(one.ok for one in tries) >= wanted:
+        return tries[-1]
+    return next((one for one in tries if not one.ok), tries[-1])
+
+
+def tries_row(
+    id: str,
+    tries: t.Sequence[Try],
+    needed_passes: int,
+    wanted: str,
+    next_command: str,
+    evidence: dict[str, t.Any] | None = None,
+) -> Row:
+    """The row of a check that consists of tries."""
     passed = sum(one.ok for one in tries)
-    ok = passed >= check.needed()
-    shown = next((one for one in tries if not one.ok), tries[-1]) if not ok else tries[-1]
+    ok = passed >= needed_passes
+    shown = shown_try(tries, needed_passes)
     ttfts = [answer.ttft_s for one in tries for mode, answer in one.answers if answer.ttft_s is not None]
     return Row(
-        id=f"prompt.{check.id}",
+        id=id,
         ok=ok,
-        wanted=_wanted(check),
+        wanted=wanted,
         seen=_seen(shown),
         elapsed_s=sum(one.elapsed_s for one in tries),
         ttft_s=max(ttfts) if ttfts else None,
         cause="" if ok else _cause(shown),
-        next_command="" if ok else _next_command(client, model, check, shown, key_file),
+        next_command="" if ok else next_command,
         passed=passed,
         tried=len(tries),
         tries=tuple(tries),
         unanswered=tries[-1].unanswered,
+        evidence=evidence or {},
     )
 
 
-def _unasked_row(check: PromptCheck, previous: Row) -> Row:
-    """The row of a question that is not asked: the server is silent, and each question takes its whole time."""
-    return Row(
-        id=f"prompt.{check.id}",
-        ok=False,
-        wanted=_wanted(check),
-        seen="not asked",
-        elapsed_s=0.0,
-        cause=f"the server was silent for {UNANSWERED_LIMIT} questions before",
-        next_command=previous.next_command,
-        unanswered=True,
-    )
-
-
-def _wanted(check: PromptCheck) -> str:
-    kind = check.expect["kind"]
-    return kind if kind == "non_empty" else f"{kind}: {check.expect['value']}"
+def wanted_words(expect: t.Mapping[str, t.Any]) -> str:
+    kind = expect["kind"]
+    return kind if kind == "non_empty" else f"{kind}: {expect['value']}"
 
 
 def _seen(one: Try) -> str:
     if one.answers:
-        answer = one.answers[0][1]
+        bad = {fault.mode for fault in one.faults}
+        answer = next((answer for mode, answer in one.answers if mode in bad), one.answers[0][1])
         return (answer.text or json.dumps(list(answer.tool_calls)))[:SEEN_CHARS]
     return one.faults[0].reason if one.faults else ""
 
 
 def _cause(one: Try) -> str:
+    if not one.faults:
+        return "too few tries passed before the time was over"
     first = one.faults[0]
     also = sorted({fault.id for fault in one.faults} - {first.id})
     text = f"{first.reason} ({first.mode}); likely: {FAULTS[first.id][1]}"
     return f"{text}; also: {', '.join(also)}" if also else text
 
 
-def _next_command(client: Client, model: str, check: PromptCheck, shown: Try, key_file: str | None) -> str:
+def next_command(target: Target, payload: t.Mapping[str, t.Any], shown: Try) -> str:
     if any(fault.kind == "connect" for fault in shown.faults):
         return "systemctl status 'sglang-*'"
-    return curl_command(client.base_url, check.payload(model), key_file)
+    return curl_command(target.client.base_url, payload, target.key_file)
 
 
 def curl_command(base_url: str, payload: t.Mapping[str, t.Any], key_file: str | None = None) -> str:
@@ -340,24 +359,24 @@ def curl_command(base_url: str, payload: t.Mapping[str, t.Any], key_file: str | 
     return f"curl -sS {key}-H 'Content-Type: application/json' {base_url}{CHAT_PATH} -d {shlex.quote(body)}"
 
 
-def model_row(client: Client, model: str) -> Row:
+def model_row(target: Target) -> Row:
     """The server lists the wanted model. SGLang repeats whatever name a request gives, so answers do not tell."""
     start = time.monotonic()
     try:
-        served = served_models(client)
+        served = served_models(target.client, target.left(MODELS_TIMEOUT_S))
     except HttpError as error:
         seen, cause = "nothing", str(error)
     else:
         seen = ", ".join(served)
-        cause = "" if model in served else "another model or another server listens here"
+        cause = "" if target.model in served else "another model or another server listens here"
     return Row(
         id=MODEL_ROW,
         ok=not cause,
-        wanted=model,
+        wanted=target.model,
         seen=seen,
         elapsed_s=time.monotonic() - start,
         cause=cause,
-        next_command=f"curl -sS {client.base_url}/v1/models" if cause else "",
+        next_command=f"curl -sS {target.client.base_url}/v1/models" if cause else "",
         passed=int(not cause),
         tried=1,
     )
@@ -387,57 +406,3 @@ def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
             )
         )
     return result
-
-
-def run_checks(
-    client: Client, model: str, checks: t.Sequence[PromptCheck], key_file: str | None = None
-) -> dict[str, t.Any]:
-    """Ask everything and return the report. A server that stays silent is not asked to the end."""
-    start = time.monotonic()
-    started = time.time()
-    prompts: list[Row] = []
-    for check in checks:
-        silent = prompts[-UNANSWERED_LIMIT:]
-        if len(silent) == UNANSWERED_LIMIT and all(row.unanswered for row in silent):
-            prompts.append(_unasked_row(check, silent[-1]))
-        else:
-            prompts.append(prompt_row(client, model, check, key_file))
-    rows = [model_row(client, model), *prompts, *fault_rows(prompts)]
-    failed = [row.id for row in rows if not row.ok]
-    return {
-        "schema": REPORT_SCHEMA,
-        "base_url": client.base_url,
-        "model": model,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "elapsed_s": round(time.monotonic() - start, 3),
-        "ok": not failed,
-        "passed": len(rows) - len(failed),
-        "failed": failed,
-        "checks": [row.as_dict() for row in rows],
-    }
-
-
-def failure_text(report: t.Mapping[str, t.Any]) -> str:
-    """The failed rows for an operator: what was wanted, what was seen, likely cause, next command."""
-    lines = [f"{len(report['failed'])} of {len(report['checks'])} checks failed at {report['base_url']}"]
-    for row in report["checks"]:
-        if not row["ok"]:
-            lines.append(f"{row['id']}: wanted {row['wanted']!r}, seen {row['seen']!r}; {row['cause']}")
-    commands = dict.fromkeys(row["next_command"] for row in report["checks"] if row["next_command"])
-    lines += [f"next command: {command}" for command in commands]
-    return "\n".join(lines)
-
-
-def write_report(path: str, report: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
-    """Write the report as JSON, whole or not at all."""
-    directory = os.path.dirname(path) or "."
-    handle, temporary = tempfile.mkstemp(prefix=".report-", dir=directory)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(report, stream, indent=2, ensure_ascii=False)
-            stream.write("\n")
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

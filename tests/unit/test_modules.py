@@ -268,7 +268,7 @@ def test_sglang_prompt_passes_and_writes_its_report(run_module: RunModule, tmp_p
     with FakeServer() as fake:
         result = prompt(run_module, fake, report_path=str(tmp_path / "smoke.json"))
     assert (result["changed"], result["report"]["ok"]) == (False, True)
-    assert result["summary"].startswith("13 of 13 checks passed in ")
+    assert result["summary"].startswith("16 of 16 checks passed in ")
     assert json.loads((tmp_path / "smoke.json").read_text()) == result["report"]
 
 

@@ -20,17 +20,22 @@ from ops.prompt_checks import (
 from ops.prompt_checks import (
     Fault,
     PromptCheck,
+    Target,
     Try,
-    ask,
+    ask_once,
     check_problem,
     curl_command,
-    failure_text,
     faults_of,
-    run_checks,
-    write_report,
+    repeat,
 )
+from ops.report import failure_text, write_report
+from ops.smoke import Suite, run
 
 TIMEOUT = 0.8
+
+
+def run_checks(client: Client, model: str, checks: t.Sequence[PromptCheck]) -> dict[str, t.Any]:
+    return run(client, model, Suite(prompts=tuple(checks)))
 
 
 def question(id: str, text: str, kind: str, value: t.Any, **more: t.Any) -> PromptCheck:
@@ -193,7 +198,7 @@ def test_rates(
     flaky = Flaky(outcomes)
     monkeypatch.setattr("ops.prompt_checks.ask_once", flaky)
     check = question("q", "?", "word", "x", tries=tries, min_pass_rate=rate)
-    monkeypatch.setattr("ops.prompt_checks.served_models", lambda _client: [MODEL])
+    monkeypatch.setattr("ops.prompt_checks.served_models", lambda *_arguments: [MODEL])
     report = run_checks(Client("http://127.0.0.1:1"), MODEL, [check])
     row = next(row for row in report["checks"] if row["id"] == "prompt.q")
     assert (row["ok"], row["tried"], row["passed"]) == (ok, asked, sum(outcomes))
@@ -214,7 +219,8 @@ def test_a_silent_server_is_not_asked_to_the_end() -> None:
 
 def test_asking_stops_when_it_cannot_pass_any_more() -> None:
     check = question("q", "?", "word", "x", tries=5)
-    assert len(ask(Client("http://127.0.0.1:1"), MODEL, check)) == 1
+    target = Target(Client("http://127.0.0.1:1"), MODEL)
+    assert len(repeat(lambda: ask_once(target, check), 5, 1.0, lambda: False)) == 1
 
 
 def test_the_failure_text_holds_what_an_operator_needs() -> None:
@@ -222,7 +228,7 @@ def test_the_failure_text_holds_what_an_operator_needs() -> None:
         report = run_checks(Client(fake.base_url), MODEL, CHECKS)
         text = failure_text(report)
         command = next(row for row in report["checks"] if row["id"] == "prompt.product")["next_command"]
-        assert "2 of 17 checks failed" in text
+        assert "2 of 20 checks failed" in text
         assert "prompt.product: wanted 'integer: 391', seen '3910'; the answer says 3910" in text
         assert f"next command: {command}" in text
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)

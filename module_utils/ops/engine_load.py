@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an engine says about its own load: /v1/loads (now) and /metrics (counters since its start).
+
+The gauges on /metrics are not used for "now": they keep the value of the last scheduler step, so an idle engine goes on
+reporting the tokens of its last request. /v1/loads is up to date.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import typing as t
+from dataclasses import dataclass
+
+from .http import Client, HttpError
+
+LOADS_PATH = "/v1/loads"
+METRICS_PATH = "/metrics"
+# Counters that any answered question moves.
+COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "num_requests_total")
+# A scrape through OpenMetrics turns the colon into an underscore.
+_SAMPLE = re.compile(r"^sglang[:_](\w+)(?:\{.*\})? (\S+)$")
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sums over the data-parallel ranks. used_tokens are KV slots that requests hold; cached prefixes are not in it."""
+
+    used_tokens: int
+    running: int
+    waiting: int
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def words(self) -> str:
+        return f"{self.used_tokens} tokens in use, {self.running} requests running, {self.waiting} waiting"
+
+
+def read_load(client: Client, timeout: float = 10.0) -> Load:
+    """Ask /v1/loads. Raises HttpError, also for an answer of another shape."""
+    start = time.monotonic()
+    answer = client.get_json(LOADS_PATH, timeout)
+    try:
+        ranks = answer["loads"]
+        return Load(
+            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+        )
+    except (KeyError, TypeError, ValueError):
+        detail, elapsed = "the answer reports no load", time.monotonic() - start
+        raise HttpError("body", "GET", client.base_url + LOADS_PATH, detail, elapsed, 200, str(answer)[:200]) from None
+
+
+def read_counters(client: Client, timeout: float = 10.0) -> dict[str, float]:
+    """The COUNTERS of /metrics, summed over their labels; one that does not exist yet is 0. Raises HttpError."""
+    return parse_counters(client.get(METRICS_PATH, timeout).body.decode("utf-8", errors="replace"))
+
+
+def parse_counters(text: str) -> dict[str, float]:
+    sums = dict.fromkeys(COUNTERS, 0.0)
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match and match[1] in sums:
+            sums[match[1]] += float(match[2])
+    return sums
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Loads seen until a condition held (or not), with the seconds since the first look."""
+
+    held: bool
+    samples: tuple[tuple[float, Load], ...]
+
+    @property
+    def last(self) -> Load:
+        return self.samples[-1][1]
+
+    def as_list(self) -> list[dict[str, t.Any]]:
+        return [
+            {"s": round(at, 2), "used_tokens": load.used_tokens, "running": load.running, "waiting": load.waiting}
+            for at, load in self.samples
+        ]
+
+
+def watch(client: Client, until: t.Callable[[Load], bool], window: float, pause: float = 0.05) -> Watched:
+    """Read the load until a condition holds or the window (seconds) is over; equal readings are kept once."""
+    start = time.monotonic()
+    samples: list[tuple[float, Load]] = []
+    while True:
+        load, elapsed = read_load(client), time.monotonic() - start
+        if not samples or samples[-1][1] != load:
+            samples.append((elapsed, load))
+        if until(load):
+            return Watched(True, tuple(samples))
+        if elapsed + pause > window:
+            return Watched(False, tuple(samples))
+        time.sleep(pause)
+        pause = min(0.5, pause * 1.5)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The report of a run of checks: one row a check, the same ids in the same order every time.
+
+A row is ok, failed, or skipped. Skipped means that it could not be judged, and says why; it is never counted as passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import typing as t
+from dataclasses import dataclass, field
+
+REPORT_SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report, with the evidence for it.
+
+    tries are the single askings, each with its answers and faults; evidence is whatever else was measured. unanswered
+    means that the last request got no answer at all.
+    """
+
+    id: str
+    ok: bool
+    wanted: str
+    seen: str
+    elapsed_s: float
+    ttft_s: float | None = None
+    cause: str = ""
+    next_command: str = ""
+    passed: int = 0
+    tried: int = 0
+    tries: tuple[t.Any, ...] = ()
+    unanswered: bool = False
+    skipped: bool = False
+    evidence: dict[str, t.Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return not self.ok and not self.skipped
+
+    def as_dict(self) -> dict[str, t.Any]:
+        return {
+            "id": self.id,
+            "ok": self.ok,
+            "skipped": self.skipped,
+            "wanted": self.wanted,
+            "seen": self.seen,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "ttft_s": rounded(self.ttft_s),
+            "cause": self.cause,
+            "next_command": self.next_command,
+            "passed": self.passed,
+            "tried": self.tried,
+            "tries": [one.as_dict() for one in self.tries],
+            "evidence": self.evidence,
+        }
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_s: float = 0.0) -> Row:
+    """The row of a check that could not be judged."""
+    return Row(id, False, wanted, "not judged", elapsed_s, cause=why, next_command=next_command, skipped=True)
+
+
+def build_report(rows: t.Sequence[Row], started: float, elapsed_s: float, **head: t.Any) -> dict[str, t.Any]:
+    """The report as plain data. started is seconds since the epoch; head are further fields, such as base_url.
+
+    failed_tries counts every try that went wrong, also those that a pass rate tolerated.
+    """
+    failed = [row.id for row in rows if row.failed]
+    asked = [row for row in rows if row.tries]
+    return {
+        "schema": REPORT_SCHEMA,
+        **head,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "elapsed_s": round(elapsed_s, 3),
+        "ok": not failed,
+        "passed": sum(row.ok for row in rows),
+        "failed": failed,
+        "skipped": [row.id for row in rows if row.skipped],
+        "tries": sum(row.tried for row in asked),
+        "failed_tries": sum(row.tried - row.passed for row in asked),
+        "checks": [row.as_dict() for row in rows],
+    }
+
+
+def summary_text(report: t.Mapping[str, t.Any]) -> str:
+    """One line."""
+    text = f"{report['passed']} of {len(report['checks'])} checks passed in {report['elapsed_s']:.1f} s"
+    if report["skipped"]:
+        text += f", not judged: {', '.join(report['skipped'])}"
+    tolerated = report["failed_tries"] if report["ok"] else 0
+    return f"{text}; {tolerated} failed tries were within their pass rate" if tolerated else text
+
+
+def failure_text(report: t.Mapping[str, t.Any]) -> str:
+    """The failed rows for an operator: what was wanted, what was seen, likely cause, next command."""
+    where = report.get("base_url") or report.get("unit")
+    lines = [f"{len(report['failed'])} of {len(report['checks'])} checks failed at {where}"]
+    bad = [row for row in report["checks"] if not row["ok"]]
+    for row in bad:
+        if row["skipped"]:
+            lines.append(f"{row['id']}: not judged: {row['cause']}")
+        else:
+            lines.append(f"{row['id']}: wanted {row['wanted']!r}, seen {row['seen']!r}; {row['cause']}")
+    commands = dict.fromkeys(row["next_command"] for row in bad if row["next_command"])
+    lines += [f"next command: {command}" for command in commands]
+    return "\n".join(lines)
+
+
+def write_text(path: str, text: str, mode: int = 0o644) -> None:
+    """Write a file whole or not at all."""
+    directory = os.path.dirname(path) or "."
+    handle, temporary = tempfile.mkstemp(prefix=".report-", dir=directory)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_report(path: str, report: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
+    """Write the report as JSON, whole or not at all."""
+    write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n", mode)
+
+
+def exposition(prefix: str, report: t.Mapping[str, t.Any], started: float) -> str:
+    """The report in Prometheus' text format, for node_exporter's textfile collector. started: seconds since the epoch.
+
+    A check that was not judged has no sample: it is absent, neither 0 nor 1.
+    """
+    values: list[tuple[str, str, list[tuple[str, float]]]] = [
+        ("ok", "1 when no check failed", [("", float(report["ok"]))]),
+        (
+            "check_ok",
+            "1 when the check passed, 0 when it failed; absent when it could not be judged",
+            [(f'{{check="{row["id"]}"}}', float(row["ok"])) for row in report["checks"] if not row["skipped"]],
+        ),
+        ("tries", "Questions asked in the last run", [("", float(report["tries"]))]),
+        ("failed_tries", "Questions answered wrong in the last run, tolerated or not", [("", float(report["failed_tries"]))]),
+        ("skipped_checks", "Checks of the last run that could not be judged", [("", float(len(report["skipped"])))]),
+        ("duration_seconds", "Length of the last run", [("", float(report["elapsed_s"]))]),
+        ("timestamp_seconds", "Start of the last run, in seconds since the epoch", [("", started)]),
+    ]
+    lines = []
+    for name, text, samples in values:
+        lines += [f"# HELP {prefix}_{name} {text}.", f"# TYPE {prefix}_{name} gauge"]
+        lines += [f"{prefix}_{name}{labels} {value:.10g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checks of a service that take more than one question: conversations with tools, long prompts, many clients at once,
+clients that leave, and what the server reports about itself.
+
+Each check is a dataclass with an id, a profile and run(), which returns one Row. What belongs to a model (questions,
+expected answers, sizes) is data of the model; see docs/smoke.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+import typing as t
+from dataclasses import dataclass, field, replace
+
+from .answers import check_expectation, judge
+from .engine_load import COUNTERS, LOADS_PATH, METRICS_PATH, read_counters, read_load, watch
+from .http import Client, HttpError
+from .needle import MAX_NEEDLES, Needle, haystack, needles
+from .openai import CHAT_PATH, ChatAnswer, chat
+from .probe import Capacity
+from .prompt_checks import (
+    MODES,
+    Fault,
+    PromptCheck,
+    Target,
+    Try,
+    ask_once,
+    check_problem,
+    faults_of,
+    mode_name,
+    needed,
+    next_command,
+    repeat,
+    shown_try,
+    stream_difference,
+    tries_row,
+    wanted_words,
+)
+from .report import Row, skipped_row
+
+JOURNAL = "journalctl -u 'sglang-*' -n 100 --no-pager"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a check works on. engine is where /metrics and /v1/loads are; the same as target's unless a router stands
+    in front. resting_tokens and counters are the readings before the first question, None where there was none."""
+
+    target: Target
+    engine: Client
+    capacity: Capacity
+    resting_tokens: int | None = None
+    counters: dict[str, float] | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """The longest request in tokens: what the model and the KV pool both allow."""
+        known = [size for size in (self.capacity.context_length, self.capacity.max_total_num_tokens) if size]
+        return min(known) if known else None
+
+
+# Conversations with tools
+
+
+@dataclass(frozen=True)
+class ToolCheck:
+    """A question, the expected call, its result, and the answer that uses the result; whole and streamed.
+
+    The model may call max_calls times; max_tokens limits every single answer. extra goes into every request,
+    first_extra (such as tool_choice) into the first only.
+    """
+
+    id: str
+    prompt: str
+    tools: tuple[dict[str, t.Any], ...]
+    call: dict[str, t.Any]
+    result: str
+    expect: dict[str, t.Any]
+    max_calls: int = 2
+    max_tokens: int = 512
+    temperature: float = 0.0
+    stream: str = "both"
+    timeout: float = 60.0
+    tries: int = 1
+    min_pass_rate: float = 1.0
+    same_when_streamed: bool = True
+    extra: dict[str, t.Any] = field(default_factory=dict)
+    first_extra: dict[str, t.Any] = field(default_factory=dict)
+    profile: str = "full"
+
+    def problem(self) -> str | None:
+        if self.max_calls < 1:
+            return f"check {self.id!r}: max_calls is {self.max_calls}, wanted at least 1"
+        wrong = check_expectation({"kind": "tool_call", "value": self.call})
+        if wrong:
+            return f"check {self.id!r}: call: {wrong}"
+        return check_problem(self._turn([{"role": "user", "content": self.prompt}], 1))
+
+    def run(self, scene: Scene) -> Row:
+        target = scene.target
+        tries = repeat(lambda: self.once(target), self.tries, self.min_pass_rate, lambda: target.over)
+        passes = needed(self.tries, self.min_pass_rate)
+        first = self._turn([{"role": "user", "content": self.prompt}], 0).payload(target.model)
+        return tries_row(
+            f"tool.{self.id}",
+            tries,
+            passes,
+            wanted=f"a call of {self.call['name']}, then {wanted_words(self.expect)}",
+            next_command=next_command(target, first, shown_try(tries, passes)),
+        )
+
+    def once(self, target: Target) -> Try:
+        start = time.monotonic()
+        faults: list[Fault] = []
+        answers: list[tuple[str, ChatAnswer]] = []
+        first: list[ChatAnswer] = []
+        for streamed in MODES[self.stream]:
+            said, wrong = self._talk(target, streamed)
+            answers += [(mode_name(streamed), answer) for answer in said]
+            faults += wrong
+            first += said[:1]
+            if any(fault.unanswered for fault in wrong):
+                break
+        if self.same_when_streamed and len(first) == 2:
+            difference = stream_difference(first[0], first[1])
+            if difference:
+                faults.append(Fault("same_when_streamed", "both", difference))
+        return Try(tuple(faults), tuple(answers), time.monotonic() - start)
+
+    def _turn(self, messages: t.Sequence[dict[str, t.Any]], calls: int) -> PromptCheck:
+        """The request after so many calls, with what its answer must be."""
+        expect = self.expect if calls else {"kind": "tool_call", "value": self.call}
+        extra = {"tools": list(self.tools), **self.extra, **({} if calls else self.first_extra)}
+        return PromptCheck(
+            self.id,
+            tuple(messages),
+            expect,
+            self.max_tokens,
+            self.temperature,
+            self.stream,
+            self.timeout,
+            self.tries,
+            self.min_pass_rate,
+            extra=extra,
+            profile=self.profile,
+        )
+
+    def _talk(self, target: Target, streamed: bool) -> tuple[list[ChatAnswer], list[Fault]]:
+        mode = mode_name(streamed)
+        messages: list[dict[str, t.Any]] = [{"role": "user", "content": self.prompt}]
+        said: list[ChatAnswer] = []
+        for calls in range(self.max_calls + 1):
+            turn = self._turn(messages, calls)
+            try:
+                answer = chat(target.client, turn.payload(target.model), streamed, target.left(self.timeout))
+            except HttpError as error:
+                return said, [Fault("request", mode, str(error), error.kind)]
+            said.append(answer)
+            if calls and answer.tool_calls:
+                turn = replace(turn, expect={"kind": "tool_call", "value": self.call})
+            faults = faults_of(turn, mode, answer)
+            if faults or not answer.tool_calls:
+                return said, faults
+            messages += self._exchange(answer, calls)
+        reason = f"the tool was called {len(said)} times, wanted at most {self.max_calls} calls and then an answer"
+        return said, [Fault("tool_loop", mode, reason)]
+
+    def _exchange(self, answer: ChatAnswer, number: int) -> list[dict[str, t.Any]]:
+        """The model's call and the tool's result, as the messages of the next request."""
+        call_id = f"call_{number}"
+        call = {"id": call_id, "type": "function", "function": dict(answer.tool_calls[0])}
+        said: dict[str, t.Any] = {"role": "assistant", "content": answer.text, "tool_calls": [call]}
+        if answer.reasoning:
+            said["reasoning_content"] = answer.reasoning
+        return [said, {"role": "tool", "tool_call_id": call_id, "content": self.result}]
+
+
+# Long prompts
+
+
+@dataclass(frozen=True)
+class NeedleCheck:
+    """Facts hidden in a long text, asked for one by one.
+
+    The length is tokens, or share_of_limit of the longest request that the server can hold. All questions share the
+    text, so the server computes it once. seed fixes text and facts; without one every run has others, which no prefix
+    cache knows. The seed of a run is in its evidence.
+    """
+
+    id: str
+    tokens: int = 0
+    share_of_limit: float = 0.0
+    needles: int = 3
+    seed: int | None = None
+    max_tokens: int = 32
+    timeout: float = 120.0
+    min_pass_rate: float = 1.0
+    extra: dict[str, t.Any] = field(default_factory=dict)
+    profile: str = "full"
+
+    def problem(self) -> str | None:
+        where = f"check {self.id!r}:"
+        if (self.tokens > 0) == (self.share_of_limit > 0):
+            return f"{where} tokens is {self.tokens}, share_of_limit is {self.share_of_limit}, wanted one of them"
+        if not 0 <= self.share_of_limit <= 0.99:
+            return f"{where} share_of_limit is {self.share_of_limit}, wanted at most 0.99"
+        if not 1 <= self.needles <= MAX_NEEDLES:
+            return f"{where} needles is {self.needles}, wanted 1 to {MAX_NEEDLES}"
+        return check_problem(self._question("", Needle("", 0, 0)))
+
+    def run(self, scene: Scene) -> Row:
+        start = time.monotonic()
+        id, wanted = f"needle.{self.id}", f"{self.needles} hidden facts in {self._size_words()}"
+        longest = scene.longest
+        if self.share_of_limit and not longest:
+            command = f"curl -sS {scene.engine.base_url}/server_info"
+            return Row(id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command)
+        size = self.tokens or int(self.share_of_limit * (longest or 0))
+        if longest and size + self.max_tokens > longest:
+            return skipped_row(id, wanted, f"the longest request of this server is {longest} tokens")
+        seed = self.seed if self.seed is not None else time.time_ns() % 1_000_000
+        hidden = needles(self.needles, seed)
+        try:
+            sentences = self._sentences(scene.target, size, seed)
+        except HttpError as error:
+            tries = [Try((Fault("request", "whole", str(error), error.kind),), (), time.monotonic() - start)]
+            return self._row(scene, id, wanted, tries, {"seed": seed, "wanted_tokens": size})
+        text = haystack(sentences, hidden, seed)
+        tries = []
+        for needle in hidden:
+            tries.append(self._sized(ask_once(scene.target, self._question(text, needle)), size))
+            if tries[-1].unanswered or scene.target.over:
+                break
+        seen = [(answer.usage or {}).get("prompt_tokens") for one in tries for _mode, answer in one.answers]
+        evidence = {"seed": seed, "wanted_tokens": size, "prompt_tokens": seen, "depths": [one.depth for one in hidden]}
+        return self._row(scene, id, wanted, tries, evidence)
+
+    def _size_words(self) -> str:
+        return f"{self.tokens} tokens" if self.tokens else f"{self.share_of_limit:.0%} of the longest request"
+
+    def _question(self, text: str, needle: Needle) -> PromptCheck:
+        message = {"role": "user", "content": f"{text}\n\n{needle.question()}"}
+        return PromptCheck(
+            self.id,
+            (message,),
+            {"kind": "integer", "value": needle.value},
+            self.max_tokens,
+            stream="never",
+            timeout=self.timeout,
+            min_pass_rate=self.min_pass_rate,
+            extra=self.extra,
+            profile=self.profile,
+        )
+
+    def _sentences(self, target: Target, size: int, seed: int) -> int:
+        """How many sentences make a prompt of that size, by the server's own count for two short texts."""
+        few, many = 10, 60
+        lengths = [self._count(target, haystack(count, (), seed)) for count in (few, many)]
+        each = (lengths[1] - lengths[0]) / (many - few)
+        if each <= 0:
+            return size  # the server doesn't count; what it reports for the long prompt is judged there
+        fixed = lengths[0] - few * each + self.needles * each
+        margin = 1.02 if self.tokens else 1.0
+        return max(1, math.ceil((size * margin - fixed) / each))
+
+    def _count(self, target: Target, text: str) -> int:
+        check = replace(self._question(text, Needle("lighthouse", 0, 0)), max_tokens=1)
+        usage = chat(target.client, check.payload(target.model), timeout=target.left(self.timeout)).usage
+        count = (usage or {}).get("prompt_tokens")
+        return count if isinstance(count, int) else 0
+
+    def _sized(self, one: Try, size: int) -> Try:
+        """The try, with a fault when the server counted a shorter prompt than wanted."""
+        for mode, answer in one.answers:
+            count = (answer.usage or {}).get("prompt_tokens")
+            if isinstance(count, int) and 0 < count < 0.97 * size:
+                reason = f"the prompt has {count} tokens, wanted {size}"
+                return replace(one, faults=(*one.faults, Fault("prompt_size", mode, reason)))
+        return one
+
+    def _row(self, scene: Scene, id: str, wanted: str, tries: list[Try], evidence: dict[str, t.Any]) -> Row:
+        passes = needed(self.needles, self.min_pass_rate)
+        shown = shown_try(tries, passes)
+        return tries_row(id, tries, passes, wanted, next_command(scene.target, {"messages": "x" * 2000}, shown), evidence)
+
+
+# Many clients at once
+
+
+@dataclass(frozen=True)
+class ConcurrentCheck:
+    """Questions with different answers, all asked at the same moment; every second one streamed.
+
+    cases hold prompt and expect. rounds repeats the whole, min_pass_rate is over all answers.
+    """
+
+    id: str
+    cases: tuple[dict[str, t.Any], ...]
+    rounds: int = 1
+    max_tokens: int = 64
+    temperature: float = 0.0
+    timeout: float = 60.0
+    min_pass_rate: float = 1.0
+    extra: dict[str, t.Any] = field(default_factory=dict)
+    profile: str = "full"
+
+    def problem(self) -> str | None:
+        if len(self.cases) < 2 or self.rounds < 1:
+            return f"check {self.id!r}: {len(self.cases)} cases and {self.rounds} rounds, wanted at least 2 and 1"
+        for case in self.cases:
+            if set(case) != {"prompt", "expect"}:
+                return f"check {self.id!r}: a case has {', '.join(sorted(case))}, wanted prompt and expect"
+        wanted = [json.dumps(case["expect"], sort_keys=True) for case in self.cases]
+        if len(set(wanted)) < len(wanted):
+            return f"check {self.id!r}: two cases have the same expected answer, so a mix-up could not be seen"
+        return next(filter(None, (check_problem(check) for check in self.questions())), None)
+
+    def questions(self) -> list[PromptCheck]:
+        return [
+            PromptCheck(
+                self.id,
+                ({"role": "user", "content": case["prompt"]},),
+                case["expect"],
+                self.max_tokens,
+                self.temperature,
+                "only" if index % 2 else "never",
+                self.timeout,
+                min_pass_rate=self.min_pass_rate,
+                extra=self.extra,
+                profile=self.profile,
+            )
+            for index, case in enumerate(self.cases)
+        ]
+
+    def run(self, scene: Scene) -> Row:
+        tries: list[Try] = []
+        wall = 0.0
+        for _round in range(self.rounds):
+            start = time.monotonic()
+            tries += self._round(scene.target)
+            wall += time.monotonic() - start
+            if scene.target.over:
+                break
+        total = len(self.cases) * self.rounds
+        passes = needed(total, self.min_pass_rate)
+        shown = shown_try(tries, passes)
+        payload = self.questions()[tries.index(shown) % len(self.cases)].payload(scene.target.model)
+        overlap = sum(one.elapsed_s for one in tries) / wall if wall else 0.0
+        row = tries_row(
+            f"concurrent.{self.id}",
+            tries,
+            passes,
+            wanted=f"{total} right answers to {len(self.cases)} clients at once",
+            next_command=next_command(scene.target, payload, shown),
+            evidence={"clients": len(self.cases), "wall_s": round(wall, 3), "overlap": round(overlap, 2)},
+        )
+        return replace(row, seen=f"{row.passed} of {row.tried} right" + ("" if row.ok else f"; {row.seen}"))
+
+    def _round(self, target: Target) -> list[Try]:
+        questions = self.questions()
+        tries: list[Try] = [Try((), (), 0.0)] * len(questions)
+        gate = threading.Barrier(len(questions))
+
+        def client(index: int) -> None:
+            gate.wait()
+            tries[index] = self._judged(ask_once(target, questions[index]), index)
+
+        threads = [threading.Thread(target=client, args=(index,)) for index in range(len(questions))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return tries
+
+    def _judged(self, one: Try, index: int) -> Try:
+        """The try, with a fault when a wrong answer is the right one of another client."""
+        if all(fault.id != "expected" for fault in one.faults):
+            return one
+        for mode, answer in one.answers:
+            for other, case in enumerate(self.cases):
+                if other != index and judge(case["expect"], answer.text, case["prompt"]).ok:
+                    reason = f"this is the answer to {case['prompt']!r}, which another client asked"
+                    return replace(one, faults=(*one.faults, Fault("crossed", mode, reason)))
+        return one
+
+
+# Limits
+
+
+@dataclass(frozen=True)
+class OverLongCheck:
+    """A prompt longer than the model's context must be refused with a 4xx, at once and in words."""
+
+    max_s: float = 10.0
+    profile: str = "quick"
+    id: str = "limits.over_long"
+
+    def problem(self) -> str | None:
+        return None if self.max_s > 0 else f"over_long: max_s is {self.max_s}, wanted more than 0"
+
+    def run(self, scene: Scene) -> Row:
+        wanted = f"a status 400 to 499 within {self.max_s:g} s"
+        context = scene.capacity.context_length
+        if not context:
+            command = f"curl -sS {scene.target.client.base_url}/v1/models"
+            return Row(self.id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command)
+        payload = {
+            "model": scene.target.model,
+            "messages": [{"role": "user", "content": "a " * math.ceil(1.2 * context)}],
+            "max_tokens": 1,
+        }
+        start = time.monotonic()
+        try:
+            answer = chat(scene.target.client, payload, timeout=scene.target.left(self.max_s))
+        except HttpError as error:
+            elapsed = time.monotonic() - start
+            refused = error.status is not None and 400 <= error.status <= 499 and error.kind == "status"
+            cause = "" if refused else f"{error}; likely: the length is checked too late, or the request was lost on its way"
+            unanswered, seen, status = error.kind in ("connect", "timeout"), str(error), error.status
+        else:
+            elapsed, unanswered, status = time.monotonic() - start, False, 200
+            count = (answer.usage or {}).get("prompt_tokens")
+            seen = f"an answer; the server counted {count} prompt tokens"
+            cause = "the prompt was cut instead of refused: allow-auto-truncate, or a proxy that shortens"
+        return Row(
+            self.id,
+            not cause,
+            wanted,
+            seen,
+            elapsed,
+            cause=cause,
+            next_command=JOURNAL if cause else "",
+            passed=int(not cause),
+            tried=1,
+            unanswered=unanswered,
+            evidence={"context_length": context, "status": status, "words": math.ceil(1.2 * context)},
+        )
+
+
+# What the server reports about itself
+
+
+@dataclass(frozen=True)
+class CancelCheck:
+    """A client that leaves in the middle of a long answer must give its KV slots back.
+
+    The slots are looked at in /v1/loads. The check needs a moment without other requests, at most settle_s seconds of
+    waiting; a server that stays busy can't be judged. window_s is the time that the release may take.
+    """
+
+    window_s: float = 10.0
+    settle_s: float = 5.0
+    max_tokens: int = 1000
+    timeout: float = 60.0
+    profile: str = "full"
+    id: str = "kv.cancelled_client"
+
+    def problem(self) -> str | None:
+        low = min(self.window_s, self.settle_s, self.timeout, self.max_tokens)
+        return None if low > 0 else f"cancelled_client: a limit is {low}, wanted more than 0"
+
+    def run(self, scene: Scene) -> Row:
+        start = time.monotonic()
+        wanted = f"its KV slots are free within {self.window_s:g} s"
+        try:
+            return self._run(scene, start, wanted)
+        except HttpError as error:
+            cause = f"{error}; likely: the server does not answer, or has no {LOADS_PATH}"
+            command = f"curl -sS {scene.engine.base_url}{LOADS_PATH}"
+            return self._row(start, wanted, "no answer", cause, {}, command, error.kind in ("connect", "timeout"))
+
+    def _run(self, scene: Scene, start: float, wanted: str) -> Row:
+        quiet = watch(scene.engine, lambda load: not load.busy, scene.target.left(self.settle_s))
+        if not quiet.held:
+            why = f"the server is busy with other requests: {quiet.last.words()}"
+            return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
+        resting = quiet.last.used_tokens
+        payload = {
+            "model": scene.target.model,
+            "messages": [{"role": "user", "content": "Count from one to a thousand in words."}],
+            "max_tokens": self.max_tokens if scene.longest is None else min(self.max_tokens, scene.longest // 2),
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with contextlib.closing(
+            scene.target.client.post_sse(CHAT_PATH, payload, scene.target.left(self.timeout))
+        ) as events:
+            for _event, _count in zip(events, range(3)):
+                pass
+            held = watch(scene.engine, lambda load: load.used_tokens > resting, scene.target.left(self.settle_s))
+        freed = watch(scene.engine, lambda load: load.used_tokens <= resting, scene.target.left(self.window_s))
+        evidence = {"resting_tokens": resting, "while_running": held.as_list(), "after_leaving": freed.as_list()}
+        command = f"curl -sS {scene.engine.base_url}{LOADS_PATH}"
+        if not held.held:
+            cause = f"{LOADS_PATH} never showed the running request: its report is stale, or belongs to another engine"
+            return self._row(start, wanted, held.last.words(), cause, evidence, command)
+        took = freed.samples[-1][0]
+        if not freed.held:
+            cause = "the server goes on with a request that nobody waits for: the abort was lost, or a proxy hides it"
+            return self._row(start, wanted, f"after {took:.1f} s {freed.last.words()}", cause, evidence, command)
+        seen = f"{held.last.used_tokens - resting} tokens free after {took:.2f} s"
+        return self._row(start, wanted, seen, "", evidence, "")
+
+    def _row(
+        self,
+        start: float,
+        wanted: str,
+        seen: str,
+        cause: str,
+        evidence: dict[str, t.Any],
+        command: str,
+        unanswered: bool = False,
+    ) -> Row:
+        return Row(
+            self.id,
+            not cause,
+            wanted,
+            seen,
+            time.monotonic() - start,
+            cause=cause,
+            next_command=command,
+            passed=int(not cause),
+            tried=1,
+            unanswered=unanswered,
+            evidence=evidence,
+        )
+
+
+@dataclass(frozen=True)
+class RestingCheck:
+    """After all questions the KV pool must be as free as before them. Cached prefixes do not count as used."""
+
+    window_s: float = 15.0
+    profile: str = "quick"
+    id: str = "kv.resting_level"
+
+    def problem(self) -> str | None:
+        return None if self.window_s > 0 else f"resting_level: window_s is {self.window_s}, wanted more than 0"
+
+    def run(self, scene: Scene) -> Row:
+        start = time.monotonic()
+        resting = scene.resting_tokens
+        wanted = f"at most {resting} tokens in use within {self.window_s:g} s"
+        command = f"curl -sS {scene.engine.base_url}{LOADS_PATH}"
+        if resting is None:
+            cause = f"{LOADS_PATH} did not answer before the first question, or the server was busy then"
+            return self._without_reading(scene, start, "a reading before the first question", cause, command)
+        try:
+            seen = watch(scene.engine, lambda load: load.used_tokens <= resting, max(0.1, scene.target.left(self.window_s)))
+        except HttpError as error:
+            return Row(self.id, False, wanted, "no answer", time.monotonic() - start, cause=str(error), next_command=command, tried=1)
+        if not seen.held and seen.last.busy:
+            why = f"the server is busy with other requests: {seen.last.words()}"
+            return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
+        cause = "" if seen.held else "requests have ended without giving their KV slots back: the pool leaks"
+        return Row(
+            self.id,
+            seen.held,
+            wanted,
+            seen.last.words(),
+            time.monotonic() - start,
+            cause=cause,
+            next_command=command if cause else "",
+            passed=int(seen.held),
+            tried=1,
+            evidence={"resting_tokens": resting, "samples": seen.as_list()},
+        )
+
+    def _without_reading(self, scene: Scene, start: float, wanted: str, cause: str, command: str) -> Row:
+        """No reading before: a busy server can't be judged, one without /v1/loads fails."""
+        try:
+            read_load(scene.engine, scene.target.left(10.0))
+        except HttpError as error:
+            return Row(self.id, False, wanted, "no answer", time.monotonic() - start, cause=str(error), next_command=command, tried=1)
+        return skipped_row(self.id, wanted, cause, command, time.monotonic() - start)
+
+
+@dataclass(frozen=True)
+class CountersCheck:
+    """The counters on /metrics must have moved at least by what this run asked and got."""
+
+    window_s: float = 5.0
+    profile: str = "quick"
+    id: str = "metrics.counters"
+
+    def problem(self) -> str | None:
+        return None if self.window_s > 0 else f"counters: window_s is {self.window_s}, wanted more than 0"
+
+    def run_after(self, scene: Scene, rows: t.Sequence[Row]) -> Row:
+        start = time.monotonic()
+        least = least_moved(rows)
+        wanted = ", ".join(f"{name} +{least[name]}" for name in COUNTERS)
+        command = f"curl -sS {scene.engine.base_url}{METRICS_PATH}"
+        if not any(least.values()):
+            return skipped_row(self.id, wanted, "no question of this run was answered", command)
+        before = scene.counters
+        if before is None:
+            cause = f"{METRICS_PATH} did not answer before the first question; is enable-metrics set?"
+            return Row(self.id, False, wanted, "no counters", 0.0, cause=cause, next_command=command, tried=1)
+        try:
+            moved = self._watch(scene, before, least)
+        except HttpError as error:
+            return Row(self.id, False, wanted, "no counters", time.monotonic() - start, cause=str(error), next_command=command, tried=1)
+        behind = [name for name in COUNTERS if moved[name] < least[name]]
+        cause = f"{', '.join(behind)} did not move enough: metrics of another engine, or collection has stopped" if behind else ""
+        return Row(
+            self.id,
+            not behind,
+            wanted,
+            ", ".join(f"{name} +{moved[name]:.0f}" for name in COUNTERS),
+            time.monotonic() - start,
+            cause=cause,
+            next_command=command if behind else "",
+            passed=int(not behind),
+            tried=1,
+            evidence={"moved": moved, "wanted": least},
+        )
+
+    def _watch(self, scene: Scene, before: t.Mapping[str, float], least: t.Mapping[str, int]) -> dict[str, float]:
+        end = time.monotonic() + self.window_s
+        while True:
+            now = read_counters(scene.engine)
+            # A counter that is smaller than before began again at zero: the engine was restarted.
+            moved = {name: now[name] - before[name] if now[name] >= before[name] else now[name] for name in COUNTERS}
+            if all(moved[name] >= least[name] for name in COUNTERS) or time.monotonic() + 0.25 > end:
+                return moved
+            time.sleep(0.25)
+
+
+def least_moved(rows: t.Sequence[Row]) -> dict[str, int]:
+    """What the answers of these rows must have added to the counters, by the server's own token counts."""
+    usages = [answer.usage or {} for row in rows for one in row.tries for _mode, answer in one.answers]
+
+    def total(key: str) -> int:
+        return sum(usage[key] for usage in usages if isinstance(usage.get(key), int))
+
+    return {
+        "prompt_tokens_total": total("prompt_tokens"),
+        "generation_tokens_total": total("completion_tokens"),
+        "num_requests_total": len(usages),
+    }
+
+
+def reading(client: Client) -> tuple[int | None, dict[str, float] | None]:
+    """Used KV tokens (None when the server is busy or does not say) and counters before the first question."""
+    resting: int | None = None
+    counters: dict[str, float] | None = None
+    with contextlib.suppress(HttpError):
+        load = read_load(client)
+        resting = None if load.busy else load.used_tokens
+    with contextlib.suppress(HttpError):
+        counters = read_counters(client)
+    return resting, counters

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run the checks of a served model: which ones belong to a profile, in which order, within which time.
+
+Used by the sglang_smoke module and, without Ansible, by a timer on the host:
+
+    python3 -m ops.smoke --suite FILE --url http://127.0.0.1:30001 --model NAME --profile quick --metrics-file FILE
+
+The command ends with status 0 when no check failed, 1 when one did, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+import typing as t
+from dataclasses import dataclass
+
+from .http import Client, read_token
+from .probe import Capacity, capacity
+from .prompt_checks import PROFILES, PromptCheck, Target, check_problem, fault_rows, model_row, prompt_row
+from .report import Row, build_report, exposition, failure_text, summary_text, write_report, write_text
+from .service_checks import (
+    CancelCheck,
+    ConcurrentCheck,
+    CountersCheck,
+    NeedleCheck,
+    OverLongCheck,
+    RestingCheck,
+    Scene,
+    ToolCheck,
+    reading,
+)
+
+# After so many silent checks in a row the others are not run.
+UNANSWERED_LIMIT = 2
+# Seconds after which no further check of a profile begins.
+BUDGET_S = {"quick": 60.0, "full": 1200.0, "capacity": 7200.0}
+METRIC_PREFIX = "sglang_smoke"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """All checks of a model. The last four are the server's own and need no data; None leaves one out."""
+
+    prompts: tuple[PromptCheck, ...] = ()
+    tools: tuple[ToolCheck, ...] = ()
+    needles: tuple[NeedleCheck, ...] = ()
+    concurrent: tuple[ConcurrentCheck, ...] = ()
+    over_long: OverLongCheck | None = None
+    cancelled_client: CancelCheck | None = None
+    resting_level: RestingCheck | None = None
+    counters: CountersCheck | None = None
+
+    def of(self, profile: str) -> Suite:
+        """The checks of one profile; a larger one holds the smaller."""
+        rank = PROFILES.index(profile)
+
+        def chosen(value: t.Any) -> t.Any:
+            if isinstance(value, tuple):
+                return tuple(filter(None, map(chosen, value)))
+            return value if value is not None and PROFILES.index(value.profile) <= rank else None
+
+        return Suite(**{name.name: chosen(getattr(self, name.name)) for name in dataclasses.fields(self)})
+
+    @property
+    def looks_at_engine(self) -> bool:
+        """Whether any check needs more than the answers to its questions."""
+        return bool(self.needles or self.over_long or self.cancelled_client or self.resting_level or self.counters)
+
+
+# From plain data
+
+
+class SuiteError(ValueError):
+    """The data describes no usable suite. The text names every problem."""
+
+
+REQUEST_FIELDS = ("response_format", "tools", "chat_template_kwargs")
+_LISTS: dict[str, t.Any] = {"tools": ToolCheck, "needles": NeedleCheck, "concurrent": ConcurrentCheck}
+_SINGLES: dict[str, t.Any] = {
+    "over_long": OverLongCheck,
+    "cancelled_client": CancelCheck,
+    "resting_level": RestingCheck,
+    "counters": CountersCheck,
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "dict": (dict,),
+    "tuple": (list, tuple),
+}
+
+
+def suite_of(data: t.Mapping[str, t.Any]) -> Suite:
+    """A suite from data such as `checks` of a file in models/. Raises SuiteError.
+
+    Lists that are not there are empty; the server's own checks are made unless they are set to false.
+    """
+    problems: list[str] = []
+    unknown = sorted(set(data) - {field.name for field in dataclasses.fields(Suite)})
+    problems += [f"{name!r} is no kind of check" for name in unknown]
+    made: dict[str, t.Any] = {"prompts": []}
+    for kind in ("prompts", *_LISTS):
+        made[kind] = []
+        for index, given in enumerate(data.get(kind) or ()):
+            try:
+                maker = _prompt if kind == "prompts" else _listed(_LISTS[kind])
+                made[kind].append(maker(given, f"{kind}[{index}]"))
+            except SuiteError as error:
+                problems.append(str(error))
+        ids = [check.id for check in made[kind]]
+        problems += [f"{kind}: check id {id!r} is used twice" for id in sorted({id for id in ids if ids.count(id) > 1})]
+        made[kind] = tuple(made[kind])
+    for kind, cls in _SINGLES.items():
+        try:
+            given = data.get(kind, {})
+            made[kind] = None if given is False else _built(cls, given or {}, kind, fixed=("id",))
+        except SuiteError as error:
+            problems.append(str(error))
+    if problems:
+        raise SuiteError("; ".join(problems))
+    return Suite(**made)
+
+
+def _listed(cls: t.Any) -> t.Callable[[t.Any, str], t.Any]:
+    def make(given: t.Any, where: str) -> t.Any:
+        values = _extra(_mapping(given, where), where, () if cls is ToolCheck else ("tools",))
+        if cls is ToolCheck and "tool_choice" in values:
+            values["first_extra"] = {"tool_choice": values.pop("tool_choice")}
+        return _built(cls, values, where)
+
+    return make
+
+
+def _prompt(given: t.Any, where: str) -> PromptCheck:
+    values = _extra(_mapping(given, where), where, ("tools",))
+    asked = [name for name in ("prompt", "messages") if values.get(name)]
+    if len(asked) != 1 or ("system" in values and asked != ["prompt"]):
+        raise SuiteError(f"{where}: wanted prompt (with or without system), or messages")
+    prompt, system = values.pop("prompt", None), values.pop("system", None)
+    if prompt:
+        named = (("system", system), ("user", prompt))
+        values["messages"] = [{"role": role, "content": content} for role, content in named if content]
+    return _built(PromptCheck, values, where)
+
+
+def _extra(values: dict[str, t.Any], where: str, more: tuple[str, ...]) -> dict[str, t.Any]:
+    """The values, with the further fields of the request gathered in extra."""
+    if "extra" in values or "first_extra" in values:
+        raise SuiteError(f"{where}: wanted extra_body instead of extra")
+    names = [name for name in REQUEST_FIELDS if name != "tools" or "tools" in more]
+    extra = {name: values.pop(name) for name in names if values.get(name) is not None}
+    extra.update(values.pop("extra_body", None) or {})
+    return {**values, **({"extra": extra} if extra else {})}
+
+
+def _mapping(given: t.Any, where: str) -> dict[str, t.Any]:
+    if not isinstance(given, dict):
+        raise SuiteError(f"{where} is {given!r}, wanted a mapping")
+    return dict(given)
+
+
+def _built(cls: t.Any, given: t.Any, where: str, fixed: tuple[str, ...] = ()) -> t.Any:
+    """A check from a mapping, which may hold no unknown key and no value of another type."""
+    values = _mapping(given, where)
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.name not in fixed}
+    problems = [f"{name} is unknown" for name in sorted(set(values) - set(fields))]
+    problems += [
+        f"{name} is missing"
+        for name, field in fields.items()
+        if name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING  # type: ignore[misc]
+    ]
+    for name in sorted(set(values) & set(fields)):
+        problem = _type_problem(str(fields[name].type), values[name])
+        if problem:
+            problems.append(f"{name} {problem}")
+    if problems:
+        raise SuiteError(f"{where}: {', '.join(problems)}")
+    check = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    problem = check_problem(check) if cls is PromptCheck else check.problem()
+    profile = "" if check.profile in PROFILES else f"profile is {check.profile!r}, known are {', '.join(PROFILES)}"
+    if problem or profile:
+        raise SuiteError(f"{where}: {problem or profile}")
+    return check
+
+
+def _type_problem(annotation: str, value: t.Any) -> str:
+    """Why a value does not fit the annotation of a field, or an empty string."""
+    names = [part.strip().split("[")[0] for part in annotation.split(" | ")]
+    if value is None and "None" in names:
+        return ""
+    wanted = tuple(kind for name in names for kind in _TYPES.get(name, ()))
+    if isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool)):
+        return ""
+    return f"is {value!r}, wanted {names[0].replace('tuple', 'list')}"
+
+
+# Running
+
+
+def run(
+    client: Client,
+    model: str,
+    suite: Suite,
+    profile: str = "capacity",
+    key_file: str | None = None,
+    engine: Client | None = None,
+    budget_s: float | None = None,
+) -> dict[str, t.Any]:
+    """Run the checks of a profile and return the report. A server that stays silent is not asked to the end."""
+    started, start = time.time(), time.monotonic()
+    chosen = suite.of(profile)
+    budget = BUDGET_S[profile] if budget_s is None else budget_s
+    target = Target(client, model, key_file, start + budget)
+    engine = engine or client
+    rows = [model_row(target)]
+    resting, counters = reading(engine) if chosen.looks_at_engine else (None, None)
+    scene = Scene(target, engine, capacity(client) if chosen.looks_at_engine else Capacity(), resting, counters)
+    asked: list[Row] = []
+    for id, check in _steps(chosen, scene):
+        asked.append(_unrun(id, asked, target, budget) or check())
+    rows += asked
+    if chosen.counters:
+        rows.append(chosen.counters.run_after(scene, asked))
+    rows += fault_rows([row for row in asked if row.tries])
+    head = {"base_url": client.base_url, "model": model, "profile": profile}
+    return build_report(rows, started, time.monotonic() - start, **head)
+
+
+def _steps(suite: Suite, scene: Scene) -> list[tuple[str, t.Callable[[], Row]]]:
+    """The checks in order: what a client sees first, then limits, load and length, at last the server's own view."""
+    steps: list[tuple[str, t.Callable[[], Row]]] = []
+    for prompt in suite.prompts:
+        steps.append((f"prompt.{prompt.id}", lambda prompt=prompt: prompt_row(scene.target, prompt)))  # type: ignore[misc]
+    for prefix, checks in (("tool", suite.tools), ("concurrent", suite.concurrent), ("needle", suite.needles)):
+        for check in checks:
+            steps.append((f"{prefix}.{check.id}", lambda check=check: check.run(scene)))  # type: ignore[misc]
+    for single in (suite.over_long, suite.cancelled_client, suite.resting_level):
+        if single:
+            steps.append((single.id, lambda single=single: single.run(scene)))  # type: ignore[misc]
+    return steps
+
+
+def _unrun(id: str, done: t.Sequence[Row], target: Target, budget: float) -> Row | None:
+    """The row of a check that is not run, or None: the server is silent, or the profile's time is over."""
+    silent = done[-UNANSWERED_LIMIT:]
+    if len(silent) == UNANSWERED_LIMIT and all(row.unanswered for row in silent):
+        cause = f"the server was silent for {UNANSWERED_LIMIT} checks before"
+        command = silent[-1].next_command
+        return Row(id, False, "an answer", "not asked", 0.0, cause=cause, next_command=command, unanswered=True)
+    if target.over:
+        cause = f"the {budget:g} s of this profile were over; the slow checks are above"
+        command = "journalctl -u 'sglang-*' -n 100 --no-pager"
+        return Row(id, False, "an answer", "not asked", 0.0, cause=cause, next_command=command)
+    return None
+
+
+def main(argv: t.Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="ops.smoke", description="Ask a served model questions with known answers.")
+    parser.add_argument("--suite", required=True, help="JSON file with the checks")
+    parser.add_argument("--url", required=True, help="base URL, such as http://127.0.0.1:30001")
+    parser.add_argument("--engine-url", help="base URL of /metrics and /v1/loads, when it is another one")
+    parser.add_argument("--model", required=True, help="name under which the model must be served")
+    parser.add_argument("--profile", choices=PROFILES, default="quick")
+    parser.add_argument("--api-key-file", help="file that holds the API key")
+    parser.add_argument("--report", help="file for the report (JSON)")
+    parser.add_argument("--metrics-file", help="file for node_exporter's textfile collector")
+    arguments = parser.parse_args(argv)
+    try:
+        with open(arguments.suite, encoding="utf-8") as handle:
+            suite = suite_of(json.load(handle))
+        token = read_token(token_file=arguments.api_key_file)
+        client = Client(arguments.url, token)
+        engine = Client(arguments.engine_url, token) if arguments.engine_url else None
+    except OSError as error:
+        parser.error(f"cannot read {arguments.suite}: {error.strerror}")
+    except ValueError as error:
+        parser.error(f"{arguments.suite}: {error}" if isinstance(error, (SuiteError, json.JSONDecodeError)) else str(error))
+    started = time.time()
+    report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine)
+    if arguments.report:
+        write_report(arguments.report, report)
+    if arguments.metrics_file:
+        write_text(arguments.metrics_file, exposition(METRIC_PREFIX, report, started))
+    sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
