@@ -195,6 +195,19 @@ def test_counters_are_left_zero(device: str) -> None:
     assert counters is not None and int(counters.abs().sum()) == 0
 
 
+def test_without_counters_a_second_kernel_merges(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the first call of a process is inside a graph capture, where no lasting memory can be had."""
+    monkeypatch.setattr(decode, "arrival_counters", lambda device: None)
+    check(example(device, rows=3), merge="fused")
+
+
+def test_caches_may_be_plain_bytes(device: str) -> None:
+    kwargs = example(device)
+    expected = run(kwargs)
+    kwargs |= {name: kwargs[name].view(torch.uint8) for name in ("k_cache", "extra_k_cache")}
+    assert torch.equal(run(kwargs), expected)
+
+
 def test_the_seam_returns_out_and_no_lse(device: str) -> None:
     kwargs = example(device)
     out, lse = decode.flash_mla_with_kvcache_sm120(**kwargs)
@@ -209,6 +222,7 @@ def test_the_seam_returns_out_and_no_lse(device: str) -> None:
         ({"q": torch.zeros(2, 1, 8, 576, dtype=torch.bfloat16)}, "q is"),
         ({"k_cache": torch.zeros(4, 256, 1, 528, dtype=torch.uint8)}, "cache view"),
         ({"k_cache": torch.zeros(4, 256, 1, 584, dtype=torch.uint8)}, "page stride"),
+        ({"k_cache": torch.zeros(4, 256, 1, 584, dtype=torch.bfloat16)}, "cache is"),
         ({"indices": torch.zeros(3, 1, 64, dtype=torch.int32)}, "indices are"),
         ({"indices": torch.zeros(2, 1, 64, dtype=torch.int64)}, "indices are"),
     ],

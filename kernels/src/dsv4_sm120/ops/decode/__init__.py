@@ -83,6 +83,8 @@ def _check(q: torch.Tensor, cache: torch.Tensor, indices: torch.Tensor) -> None:
     page_size = cache.shape[1]
     if q.shape[1:2] != (1,) or q.shape[2] not in HEADS or q.shape[3] != layout.HEAD_DIM or q.dtype != torch.bfloat16:
         raise ValueError(f"q is {q.dtype} {tuple(q.shape)}; expected bf16 [rows, 1, {HEADS}, {layout.HEAD_DIM}]")
+    if cache.dtype not in (torch.float8_e4m3fn, torch.uint8):
+        raise ValueError(f"cache is {cache.dtype}; expected e4m3, or its bytes")
     if cache.shape[2:] != (1, layout.VIEW_BYTES) or page_size not in layout.PAGE_SIZES.values():
         raise ValueError(
             f"cache view is {tuple(cache.shape)}; expected [pages, one of {sorted(layout.PAGE_SIZES.values())}, 1, "
@@ -204,7 +206,10 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
         signature |= dict.fromkeys(strides, "i32")
         for kind, page_size in (("swa", None), ("c4", 64), ("c128", 2)):
             extra = page_size or layout.PAGE_SIZES["swa"]
-            constexprs = {
+            # Arguments that are None at run time are constants to the compiler.
+            absent = () if page_size else ("extra_indices_ptr", "extra_length_ptr")
+            absent += () if entry["merge"] == "fused" else ("counter_ptr",)
+            constexprs = dict.fromkeys(absent) | {
                 "PAGE_SIZE": layout.PAGE_SIZES["swa"],
                 "PAGE_BYTES": layout.page_bytes(layout.PAGE_SIZES["swa"]),
                 "EXTRA_PAGE_SIZE": extra,

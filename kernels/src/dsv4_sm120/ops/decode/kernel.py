@@ -413,19 +413,20 @@ def launch(
     width = indices.shape[-1]
     extra_width = 0 if extra_indices is None else extra_indices.shape[-1]
     splits = split_count(rows * head_blocks, entry, sms)
-    fused = entry["merge"] == "fused" and counters is not None and counters.numel() >= rows * head_blocks
+    # With one split nothing is merged; the same binary serves.
+    fused = entry["merge"] == "fused" and counters is not None
+    fused = fused and (splits == 1 or counters.numel() >= rows * head_blocks)
 
     # Without splits nothing is merged, so nothing depends on an early launch.
     pdl = entry["pdl"] and splits > 1 and not fused and q.is_cuda
 
     out = q.new_empty((rows, 1, heads, dim))
-    partial, lse = out, out  # not touched with one split
-    if splits > 1:
-        dtype = torch.bfloat16 if entry["partials"] == "bf16" else torch.float32
-        partial = q.new_empty((rows, splits, heads, dim), dtype=dtype)
-        lse = q.new_empty((rows, splits, heads), dtype=torch.float32)
+    dtype = torch.bfloat16 if entry["partials"] == "bf16" else torch.float32
+    partial = q.new_empty((rows, splits, heads, dim) if splits > 1 else (1,), dtype=dtype)
+    lse = q.new_empty((rows, splits, heads) if splits > 1 else (1,), dtype=torch.float32)
+    k_cache = k_cache.view(torch.float8_e4m3fn)  # SGLang's pool may call its bytes uint8
     has_extra = extra_k_cache is not None
-    extra_cache = extra_k_cache if has_extra else k_cache
+    extra_cache = extra_k_cache.view(torch.float8_e4m3fn) if has_extra else k_cache
     flags = {
         "HAS_LENGTH": topk_length is not None,
         "HAS_EXTRA": has_extra,
