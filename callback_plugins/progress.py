@@ -70,6 +70,9 @@ class CallbackModule(DefaultCallback):
             super().v2_runner_retry(result)
             return
         self._last_output = time.monotonic()
+        # With skipped hosts hidden, Ansible prints a task's title only with its result.
+        if self._last_task_banner != result.task._uuid:
+            self._print_task_banner(result.task)
         self._display.display(f"  ... {progress}", color="cyan")
 
     def v2_playbook_on_stats(self, stats) -> None:

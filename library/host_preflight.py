@@ -10,7 +10,8 @@ module: host_preflight
 short_description: Check a host before anything is changed on it
 description:
   - Looks at system, interpreter, ports, disk, memory and files, and returns everything that is wrong at once.
-  - Each finding says what was seen, what is wanted, which variable to change and what to do. Nothing is changed on the host.
+  - Each finding says what was seen, what is wanted, which variable to change and what to do.
+  - Nothing is changed on the host.
 options:
   python:
     description: Interpreter for the engine's environment.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checks of a host before anything is changed on it: can what the inventory asks for work here?
 
-Every check is a function of a `Host` (a file system root and a way to run a program, so that tests can stand in for both) and returns
-findings. A finding names what was seen, what is wanted and what to do; its id never changes.
+Every check is a function of a `Host` (a file system root and a way to run a program, so that tests can stand in for
+both) and returns findings. A finding names what was seen, what is wanted and what to do; its id never changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Callable, Iterable, Optional
+from collections.abc import Iterable
+from typing import Callable
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
 SUPPORTED_PYTHONS = {(3, 11), (3, 12), (3, 13)}
@@ -33,10 +34,12 @@ class Finding:
     variable: str = ""
 
 
-def run_program(command: "list[str]") -> "tuple[int, str]":
+def run_program(command: list[str]) -> tuple[int, str]:
     """Run a program for at most 20 s and return its exit status and output; 127 when it is not there."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 127, str(error)
     return done.returncode, done.stdout
@@ -47,7 +50,7 @@ class Host:
     """Where the checks look: files below `root`, programs through `run`."""
 
     root: str = "/"
-    run: "Callable[[list[str]], tuple[int, str]]" = run_program
+    run: Callable[[list[str]], tuple[int, str]] = run_program
 
     def path(self, name: str) -> str:
         """Return the real path of `name` on this host."""
@@ -62,40 +65,58 @@ class Host:
             return ""
 
 
-def check_system(host: Host) -> "list[Finding]":
+def check_system(host: Host) -> list[Finding]:
     """Distribution, machine type and init system."""
     fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', host.read("/etc/os-release"), re.MULTILINE))
     system = (fields.get("ID", "unknown"), fields.get("VERSION_ID", "unknown"))
     findings = []
     if system not in SUPPORTED_SYSTEMS:
         wanted = "Debian 12, Debian 13 or Ubuntu 24.04"
-        findings.append(Finding("host.system", "error", " ".join(system), wanted, "use a host with one of these systems"))
+        findings.append(
+            Finding("host.system", "error", " ".join(system), wanted, "use a host with one of these systems")
+        )
     if os.uname().machine != "x86_64":
-        findings.append(Finding("host.machine", "error", os.uname().machine, "x86_64", "use an x86_64 host; the lock files are for it alone"))
+        findings.append(
+            Finding(
+                "host.machine",
+                "error",
+                os.uname().machine,
+                "x86_64",
+                "use an x86_64 host; the lock files are for it alone",
+            )
+        )
     if host.read("/proc/1/comm").strip() != "systemd":
         seen = "init system is '{}'".format(host.read("/proc/1/comm").strip() or "unknown")
-        findings.append(Finding("host.init", "error", seen, "systemd as process 1", "use a host or virtual machine that boots with systemd"))
+        findings.append(
+            Finding(
+                "host.init",
+                "error",
+                seen,
+                "systemd as process 1",
+                "use a host or virtual machine that boots with systemd",
+            )
+        )
     return findings
 
 
-def check_python(host: Host, interpreter: str, variable: str) -> "list[Finding]":
+def check_python(host: Host, interpreter: str, variable: str) -> list[Finding]:
     """The interpreter that the engine's environment is made with; `variable` names where the inventory sets it."""
     status, output = host.run([interpreter, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
     match = re.match(r"(\d+)\.(\d+)\s*$", output) if status == 0 else None
     if match and (int(match[1]), int(match[2])) in SUPPORTED_PYTHONS:
         return []
-    seen = "{} is Python {}".format(interpreter, output.strip()) if match else "{} does not run: {}".format(interpreter, output.strip())
+    seen = f"{interpreter} is Python {output.strip()}" if match else f"{interpreter} does not run: {output.strip()}"
     wanted = "Python 3.11, 3.12 or 3.13"
-    return [Finding("host.python", "error", seen, wanted, "set {} to such an interpreter".format(variable), variable)]
+    return [Finding("host.python", "error", seen, wanted, f"set {variable} to such an interpreter", variable)]
 
 
-def listening_inodes(table: str, port: int) -> "set[str]":
+def listening_inodes(table: str, port: int) -> set[str]:
     """Return the inodes of sockets that listen on `port`, from the text of /proc/net/tcp or tcp6."""
     rows = (line.split() for line in table.splitlines()[1:])
     return {row[9] for row in rows if len(row) > 9 and row[3] == LISTEN and int(row[1].rsplit(":", 1)[1], 16) == port}
 
 
-def link_targets(directory: str) -> "list[str]":
+def link_targets(directory: str) -> list[str]:
     """Return where the links of a directory point to. A link that vanishes meanwhile, as a closed file does, is left out."""
     try:
         names = os.listdir(directory)
@@ -108,19 +129,19 @@ def link_targets(directory: str) -> "list[str]":
     return targets
 
 
-def socket_owners(host: Host, inodes: "set[str]") -> "list[tuple[int, str, str]]":
+def socket_owners(host: Host, inodes: set[str]) -> list[tuple[int, str, str]]:
     """Return (pid, command name, systemd unit) of the processes that hold one of these sockets."""
-    wanted = {"socket:[{}]".format(inode) for inode in inodes}
+    wanted = {f"socket:[{inode}]" for inode in inodes}
     owners = []
     for pid in sorted((name for name in os.listdir(host.path("/proc")) if name.isdigit()), key=int):
-        directory = host.path("/proc/{}/fd".format(pid))
+        directory = host.path(f"/proc/{pid}/fd")
         if any(target in wanted for target in link_targets(directory)):
-            unit = re.search(r"/([^/\n]+\.service)", host.read("/proc/{}/cgroup".format(pid)))
-            owners.append((int(pid), host.read("/proc/{}/comm".format(pid)).strip(), unit[1] if unit else ""))
+            unit = re.search(r"/([^/\n]+\.service)", host.read(f"/proc/{pid}/cgroup"))
+            owners.append((int(pid), host.read(f"/proc/{pid}/comm").strip(), unit[1] if unit else ""))
     return owners
 
 
-def check_port(host: Host, port: int, variable: str, units: "Iterable[str]") -> "list[Finding]":
+def check_port(host: Host, port: int, variable: str, units: Iterable[str]) -> list[Finding]:
     """A port must be free, or held by one of our own `units`."""
     inodes = listening_inodes(host.read("/proc/net/tcp"), port) | listening_inodes(host.read("/proc/net/tcp6"), port)
     if not inodes:
@@ -128,65 +149,72 @@ def check_port(host: Host, port: int, variable: str, units: "Iterable[str]") -> 
     owners = socket_owners(host, inodes)
     if owners and all(unit in set(units) for _pid, _name, unit in owners):
         return []
-    who = ", ".join("process {} ({}{})".format(pid, name, ", " + unit if unit else "") for pid, name, unit in owners) or "an unknown process"
-    fix = "stop it, or set {} to another port; ss -ltnp 'sport = :{}' shows the owner".format(variable, port)
-    return [Finding("host.port", "error", "port {} is held by {}".format(port, who), "port {} free".format(port), fix, variable)]
+    who = (
+        ", ".join("process {} ({}{})".format(pid, name, ", " + unit if unit else "") for pid, name, unit in owners)
+        or "an unknown process"
+    )
+    fix = f"stop it, or set {variable} to another port; ss -ltnp 'sport = :{port}' shows the owner"
+    return [Finding("host.port", "error", f"port {port} is held by {who}", f"port {port} free", fix, variable)]
 
 
 def existing_parent(path: str) -> str:
     """Return the closest directory above `path` (or itself) that exists."""
+    path = os.path.abspath(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
 
 
-def check_disk(host: Host, path: str, need_gib: float, variable: str) -> "list[Finding]":
+def check_disk(host: Host, path: str, need_gib: float, variable: str) -> list[Finding]:
     """Free space where `path` is or will be."""
     free = shutil.disk_usage(existing_parent(host.path(path))).free / GIB
     if free >= need_gib:
         return []
-    fix = "free disk space, or set {} to a directory on a larger file system (df -h {})".format(variable, existing_parent(path))
-    return [Finding("host.disk", "error", "{:.1f} GiB free for {}".format(free, path), "{} GiB".format(need_gib), fix, variable)]
+    fix = f"free disk space, or set {variable} to a directory on a larger file system (df -h {existing_parent(path)})"
+    return [Finding("host.disk", "error", f"{free:.1f} GiB free for {path}", f"{need_gib} GiB", fix, variable)]
 
 
 def available_memory_gib(host: Host) -> float:
     """Memory that a new process can get: what the kernel calls available, within the control group's limit if there is one."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
-    for limit, used in (("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"), ("memory.max", "memory.current")):
+    for limit, used in (
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+        ("memory.max", "memory.current"),
+    ):
         most, now = host.read("/sys/fs/cgroup/" + limit).strip(), host.read("/sys/fs/cgroup/" + used).strip()
         if most.isdigit() and now.isdigit():
             available = min(available, int(most) - int(now))
     return available / GIB
 
 
-def check_memory(host: Host, need_gib: float, variable: str, units: "Iterable[str]") -> "list[Finding]":
+def check_memory(host: Host, need_gib: float, variable: str, units: Iterable[str]) -> list[Finding]:
     """Free memory for the engine; not asked while one of its `units` runs and holds that memory."""
     if any(host.run(["systemctl", "is-active", "--quiet", unit])[0] == 0 for unit in units):
         return []
     available = available_memory_gib(host)
     if available >= need_gib:
         return []
-    fix = "end what uses memory (ps --sort=-rss -eo rss,pid,comm | head), or lower {} for a smaller model".format(variable)
-    return [Finding("host.memory", "error", "{:.1f} GiB available".format(available), "{} GiB".format(need_gib), fix, variable)]
+    fix = f"end what uses memory (ps --sort=-rss -eo rss,pid,comm | head), or lower {variable} for a smaller model"
+    return [Finding("host.memory", "error", f"{available:.1f} GiB available", f"{need_gib} GiB", fix, variable)]
 
 
-def check_file(host: Host, path: str, variable: str) -> "list[Finding]":
+def check_file(host: Host, path: str, variable: str) -> list[Finding]:
     """A file that must be there before the run, such as a checkpoint's config.json."""
     if os.path.isfile(host.path(path)):
         return []
-    fix = "put it there, or set {} to where it is".format(variable)
-    return [Finding("host.file", "error", "no file {}".format(path), "that file on the host", fix, variable)]
+    fix = f"put it there, or set {variable} to where it is"
+    return [Finding("host.file", "error", f"no file {path}", "that file on the host", fix, variable)]
 
 
 def check_host(
     host: Host,
-    python: "Optional[dict]" = None,
-    ports: "Iterable[dict]" = (),
-    disks: "Iterable[dict]" = (),
-    memory: "Optional[dict]" = None,
-    files: "Iterable[dict]" = (),
-) -> "list[Finding]":
+    python: dict | None = None,
+    ports: Iterable[dict] = (),
+    disks: Iterable[dict] = (),
+    memory: dict | None = None,
+    files: Iterable[dict] = (),
+) -> list[Finding]:
     """Run every check that has something to look at; each dict holds the arguments of its check function."""
     findings = check_system(host)
     if python:

@@ -17,6 +17,13 @@ def owning_role(name: str, roles: list[str]) -> str:
     return max((role for role in roles if name.startswith(role + "_")), key=len, default="")
 
 
+def close_names(name: str, role: str, every: list[str]) -> list[str]:
+    """Return up to three known names that look like `name`; what follows the role's prefix decides."""
+    rest = {known.removeprefix(role + "_"): known for known in every if known.startswith(role + "_")}
+    found = difflib.get_close_matches(name.removeprefix(role + "_"), rest, n=3, cutoff=0.6) if role else []
+    return [rest[word] for word in found] or difflib.get_close_matches(name, every, n=3, cutoff=0.7)
+
+
 def unknown_variables(names: list[str], known: dict[str, list[str]], families: list[str]) -> list[str]:
     """Return one sentence for each variable that no role knows.
 
@@ -29,7 +36,7 @@ def unknown_variables(names: list[str], known: dict[str, list[str]], families: l
         role = owning_role(name, list(known))
         if name in every or not (role or name.startswith(tuple(families))):
             continue
-        close = difflib.get_close_matches(name, every, n=3, cutoff=0.6)
+        close = close_names(name, role, every)
         accepted = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known.get(role) or every)}"
         sentences.append(f"{name} is not a variable of {'role ' + role if role else 'any role'}; {accepted}")
     return sentences
