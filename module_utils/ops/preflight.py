@@ -117,7 +117,7 @@ def listening_inodes(table: str, port: int) -> set[str]:
 
 
 def link_targets(directory: str) -> list[str]:
-    """Return where the links of a directory point to. A link that vanishes meanwhile, as a closed file does, is left out."""
+    """Return where the links of a directory point to. A link that vanishes meanwhile is left out."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -175,7 +175,7 @@ def check_disk(host: Host, path: str, need_gib: float, variable: str) -> list[Fi
 
 
 def available_memory_gib(host: Host) -> float:
-    """Memory that a new process can get: what the kernel calls available, within the control group's limit if there is one."""
+    """Memory that a new process can get: what the kernel calls available, within the control group's limit."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
     for limit, used in (
