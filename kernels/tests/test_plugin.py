@@ -180,7 +180,8 @@ import json
 from sglang.srt.runtime_context import get_parallel, override_platform
 install()
 with get_parallel().override(tp_rank=3, tp_size=4, pp_rank=0), override_platform(is_sm120=True):
-    plugin.activate(runner())
+    for _ in range(2):  # SGLang builds a second backend for the draft model
+        plugin.build_backend(lambda backend, model_runner, **rest: None, object(), runner(), skip_prefill=True)
 """
 
 
