@@ -116,14 +116,14 @@ def _bound(keys, k, start, WINDOW: tl.constexpr, SLACK: tl.constexpr, BINS: tl.c
 @triton.jit
 def _best(keys, position, start, K: tl.constexpr, BINS: tl.constexpr):
     """``(mask, bar)``: the ``K`` largest keys, lower positions first among equals, and what a later key must exceed."""
-    bound, reach = _bound(keys, K, start, 4 * OCTAVE - 64, 0, BINS)
+    bound, reach = _bound(keys, K, start, 8 * OCTAVE - 64, 0, BINS)
     falling = ~position.to(tl.uint32)  # Rises as the position falls.
     floor = tl.full((), 0, tl.uint32)
     bar = bound - 1
     if reach > K:
         missing = K - tl.sum((keys > bound).to(tl.int32), 0)
         one = tl.full((), 1, tl.uint32)
-        floor, _ = _bound(tl.where(keys == bound, falling, 0), missing, one, 4 * OCTAVE - 64, 0, BINS)
+        floor, _ = _bound(tl.where(keys == bound, falling, 0), missing, one, 8 * OCTAVE - 64, 0, BINS)
         bar = bound
     return (keys > bound) | ((keys == bound) & (falling >= floor)), bar
 
