@@ -184,7 +184,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
 from ansible.module_utils.ops.prompt_checks import PromptCheck, check_problem
 from ansible.module_utils.ops.report import failure_text, summary_text, write_report
-from ansible.module_utils.ops.smoke import Suite, run as run_suite
+from ansible.module_utils.ops.smoke import Suite
+from ansible.module_utils.ops.smoke import run as run_suite
 
 REQUEST_FIELDS = ("response_format", "tools", "chat_template_kwargs")
 

@@ -86,7 +86,7 @@ class Watched:
         ]
 
 
-def watch(client: Client, until: t.Callable[[Load], bool], window: float, pause: float = 0.05) -> Watched:
+def watch(client: Client, until: t.Callable[[Load], bool], window: float, pause: float = 0.02) -> Watched:
     """Read the load until a condition holds or the window (seconds) is over; equal readings are kept once."""
     start = time.monotonic()
     samples: list[tuple[float, Load]] = []

@@ -34,7 +34,10 @@ FAULTS: dict[str, tuple[str, str]] = {
     "reasoning": ("reasoning is separated as wanted", "reasoning parser missing, or thinking switched the other way"),
     "same_when_streamed": ("streamed and whole answer are the same", "the streaming parser drops or adds text"),
     "first_token": ("the first token comes in time", "the server is busy, or compiles kernels while serving"),
-    "tool_loop": ("tool calls end in an answer", "the model does not see the tool's result: chat template or tool parser"),
+    "tool_loop": (
+        "tool calls end in an answer",
+        "the model does not see the tool's result: chat template or tool parser",
+    ),
     "prompt_size": ("the prompt has the wanted size", "the text was cut, or its tokens are counted in another way"),
     "crossed": ("every request gets its own answer", "the server mixes up requests that run at the same time"),
 }

@@ -148,7 +148,11 @@ def exposition(prefix: str, report: t.Mapping[str, t.Any], started: float) -> st
             [(f'{{check="{row["id"]}"}}', float(row["ok"])) for row in report["checks"] if not row["skipped"]],
         ),
         ("tries", "Questions asked in the last run", [("", float(report["tries"]))]),
-        ("failed_tries", "Questions answered wrong in the last run, tolerated or not", [("", float(report["failed_tries"]))]),
+        (
+            "failed_tries",
+            "Questions answered wrong in the last run, tolerated or not",
+            [("", float(report["failed_tries"]))],
+        ),
         ("skipped_checks", "Checks of the last run that could not be judged", [("", float(len(report["skipped"])))]),
         ("duration_seconds", "Length of the last run", [("", float(report["elapsed_s"]))]),
         ("timestamp_seconds", "Start of the last run, in seconds since the epoch", [("", started)]),

@@ -42,6 +42,8 @@ from .prompt_checks import (
 )
 from .report import Row, skipped_row
 
+# Bad request, content too large, unprocessable: the statuses that tell a client that its prompt is the problem.
+REFUSALS = (400, 413, 422)
 JOURNAL = "journalctl -u 'sglang-*' -n 100 --no-pager"
 
 
@@ -218,7 +220,9 @@ class NeedleCheck:
         longest = scene.longest
         if self.share_of_limit and not longest:
             command = f"curl -sS {scene.engine.base_url}/server_info"
-            return Row(id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command)
+            return Row(
+                id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command
+            )
         size = self.tokens or int(self.share_of_limit * (longest or 0))
         if longest and size + self.max_tokens > longest:
             return skipped_row(id, wanted, f"the longest request of this server is {longest} tokens")
@@ -226,8 +230,11 @@ class NeedleCheck:
         hidden = needles(self.needles, seed)
         try:
             sentences = self._sentences(scene.target, size, seed)
+            fault = Fault("usage", "whole", "the server does not count the tokens of a prompt")
         except HttpError as error:
-            tries = [Try((Fault("request", "whole", str(error), error.kind),), (), time.monotonic() - start)]
+            sentences, fault = None, Fault("request", "whole", str(error), error.kind)
+        if sentences is None:
+            tries = [Try((fault,), (), time.monotonic() - start)]
             return self._row(scene, id, wanted, tries, {"seed": seed, "wanted_tokens": size})
         text = haystack(sentences, hidden, seed)
         tries = []
@@ -256,13 +263,16 @@ class NeedleCheck:
             profile=self.profile,
         )
 
-    def _sentences(self, target: Target, size: int, seed: int) -> int:
-        """How many sentences make a prompt of that size, by the server's own count for two short texts."""
+    def _sentences(self, target: Target, size: int, seed: int) -> int | None:
+        """How many sentences make a prompt of that size, by the server's own count for two short texts.
+
+        None when the server does not count.
+        """
         few, many = 10, 60
         lengths = [self._count(target, haystack(count, (), seed)) for count in (few, many)]
         each = (lengths[1] - lengths[0]) / (many - few)
         if each <= 0:
-            return size  # the server doesn't count; what it reports for the long prompt is judged there
+            return None
         fixed = lengths[0] - few * each + self.needles * each
         margin = 1.02 if self.tokens else 1.0
         return max(1, math.ceil((size * margin - fixed) / each))
@@ -285,7 +295,9 @@ class NeedleCheck:
     def _row(self, scene: Scene, id: str, wanted: str, tries: list[Try], evidence: dict[str, t.Any]) -> Row:
         passes = needed(self.needles, self.min_pass_rate)
         shown = shown_try(tries, passes)
-        return tries_row(id, tries, passes, wanted, next_command(scene.target, {"messages": "x" * 2000}, shown), evidence)
+        return tries_row(
+            id, tries, passes, wanted, next_command(scene.target, {"messages": "x" * 2000}, shown), evidence
+        )
 
 
 # Many clients at once
@@ -393,7 +405,7 @@ class ConcurrentCheck:
 
 @dataclass(frozen=True)
 class OverLongCheck:
-    """A prompt longer than the model's context must be refused with a 4xx, at once and in words."""
+    """A prompt longer than the model's context must be refused at once, as the client's mistake."""
 
     max_s: float = 10.0
     profile: str = "quick"
@@ -403,11 +415,19 @@ class OverLongCheck:
         return None if self.max_s > 0 else f"over_long: max_s is {self.max_s}, wanted more than 0"
 
     def run(self, scene: Scene) -> Row:
-        wanted = f"a status 400 to 499 within {self.max_s:g} s"
+        wanted = f"status {', '.join(map(str, REFUSALS))} within {self.max_s:g} s"
         context = scene.capacity.context_length
         if not context:
             command = f"curl -sS {scene.target.client.base_url}/v1/models"
-            return Row(self.id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command)
+            return Row(
+                self.id,
+                False,
+                wanted,
+                "no limit",
+                0.0,
+                cause="the server does not report its limit",
+                next_command=command,
+            )
         payload = {
             "model": scene.target.model,
             "messages": [{"role": "user", "content": "a " * math.ceil(1.2 * context)}],
@@ -418,8 +438,12 @@ class OverLongCheck:
             answer = chat(scene.target.client, payload, timeout=scene.target.left(self.max_s))
         except HttpError as error:
             elapsed = time.monotonic() - start
-            refused = error.status is not None and 400 <= error.status <= 499 and error.kind == "status"
-            cause = "" if refused else f"{error}; likely: the length is checked too late, or the request was lost on its way"
+            refused = error.status in REFUSALS
+            cause = (
+                ""
+                if refused
+                else f"{error}; likely: the length is checked too late, or the request was lost on its way"
+            )
             unanswered, seen, status = error.kind in ("connect", "timeout"), str(error), error.status
         else:
             elapsed, unanswered, status = time.monotonic() - start, False, 200
@@ -490,8 +514,10 @@ class CancelCheck:
         with contextlib.closing(
             scene.target.client.post_sse(CHAT_PATH, payload, scene.target.left(self.timeout))
         ) as events:
-            for _event, _count in zip(events, range(3)):
-                pass
+            begun = sum(1 for _event, _number in zip(filter(_carries_text, events), range(3)))
+            if begun < 3:
+                why = "the answer ended before its client could leave"
+                return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
             held = watch(scene.engine, lambda load: load.used_tokens > resting, scene.target.left(self.settle_s))
         freed = watch(scene.engine, lambda load: load.used_tokens <= resting, scene.target.left(self.window_s))
         evidence = {"resting_tokens": resting, "while_running": held.as_list(), "after_leaving": freed.as_list()}
@@ -551,9 +577,20 @@ class RestingCheck:
             cause = f"{LOADS_PATH} did not answer before the first question, or the server was busy then"
             return self._without_reading(scene, start, "a reading before the first question", cause, command)
         try:
-            seen = watch(scene.engine, lambda load: load.used_tokens <= resting, max(0.1, scene.target.left(self.window_s)))
+            seen = watch(
+                scene.engine, lambda load: load.used_tokens <= resting, max(0.1, scene.target.left(self.window_s))
+            )
         except HttpError as error:
-            return Row(self.id, False, wanted, "no answer", time.monotonic() - start, cause=str(error), next_command=command, tried=1)
+            return Row(
+                self.id,
+                False,
+                wanted,
+                "no answer",
+                time.monotonic() - start,
+                cause=str(error),
+                next_command=command,
+                tried=1,
+            )
         if not seen.held and seen.last.busy:
             why = f"the server is busy with other requests: {seen.last.words()}"
             return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
@@ -576,7 +613,16 @@ class RestingCheck:
         try:
             read_load(scene.engine, scene.target.left(10.0))
         except HttpError as error:
-            return Row(self.id, False, wanted, "no answer", time.monotonic() - start, cause=str(error), next_command=command, tried=1)
+            return Row(
+                self.id,
+                False,
+                wanted,
+                "no answer",
+                time.monotonic() - start,
+                cause=str(error),
+                next_command=command,
+                tried=1,
+            )
         return skipped_row(self.id, wanted, cause, command, time.monotonic() - start)
 
 
@@ -605,9 +651,22 @@ class CountersCheck:
         try:
             moved = self._watch(scene, before, least)
         except HttpError as error:
-            return Row(self.id, False, wanted, "no counters", time.monotonic() - start, cause=str(error), next_command=command, tried=1)
+            return Row(
+                self.id,
+                False,
+                wanted,
+                "no counters",
+                time.monotonic() - start,
+                cause=str(error),
+                next_command=command,
+                tried=1,
+            )
         behind = [name for name in COUNTERS if moved[name] < least[name]]
-        cause = f"{', '.join(behind)} did not move enough: metrics of another engine, or collection has stopped" if behind else ""
+        cause = (
+            f"{', '.join(behind)} did not move enough: metrics of another engine, or collection has stopped"
+            if behind
+            else ""
+        )
         return Row(
             self.id,
             not behind,
@@ -630,6 +689,15 @@ class CountersCheck:
             if all(moved[name] >= least[name] for name in COUNTERS) or time.monotonic() + 0.25 > end:
                 return moved
             time.sleep(0.25)
+
+
+def _carries_text(event: str) -> bool:
+    """Whether an event of a stream brings content or reasoning."""
+    try:
+        deltas = [choice["delta"] for choice in json.loads(event)["choices"]]
+        return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def least_moved(rows: t.Sequence[Row]) -> dict[str, int]:

@@ -173,9 +173,7 @@ def _built(cls: t.Any, given: t.Any, where: str, fixed: tuple[str, ...] = ()) ->
     problems += [
         f"{name} is missing"
         for name, field in fields.items()
-        if name not in values
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING  # type: ignore[misc]
+        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING  # type: ignore[misc]
     ]
     for name in sorted(set(values) & set(fields)):
         problem = _type_problem(str(fields[name].type), values[name])
@@ -282,7 +280,9 @@ def main(argv: t.Sequence[str] | None = None) -> int:
     except OSError as error:
         parser.error(f"cannot read {arguments.suite}: {error.strerror}")
     except ValueError as error:
-        parser.error(f"{arguments.suite}: {error}" if isinstance(error, (SuiteError, json.JSONDecodeError)) else str(error))
+        parser.error(
+            f"{arguments.suite}: {error}" if isinstance(error, (SuiteError, json.JSONDecodeError)) else str(error)
+        )
     started = time.time()
     report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine)
     if arguments.report:

@@ -10,7 +10,11 @@ seen to be wrong while /health said 200.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import re
+import select
+import socket
 import sys
 import threading
 import time
@@ -19,6 +23,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 MODEL = "fake-model"
 
+CAPITALS = {
+    "Germany": "Berlin",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Japan": "Tokyo",
+    "Greece": "Athens",
+    "Austria": "Vienna",
+    "Ireland": "Dublin",
+    "Portugal": "Lisbon",
+}
 # Question (a part of the last user message) to answer.
 ANSWERS = {
     "capital of France": "The capital of France is Paris.",
@@ -26,8 +40,19 @@ ANSWERS = {
     "tower": "Das höchste Bauwerk in 東京 heißt 東京スカイツリー 🗼.",
     "as JSON": '{"capital": "Paris", "population_millions": 2.1}',
     "Hello": "Hello!",
+    "Count from one": " ".join(f"step-{number}" for number in range(400)),
+    **{f"capital of {country}": f"The capital of {country} is {city}." for country, city in CAPITALS.items()},
 }
 TOOL_QUESTION = "weather"
+TOOL_ANSWER = "It is 23 degrees in Paris."
+CONTEXT_LENGTH = 8192
+KV_TOKENS = 16384
+# Every so many answers are empty with the fault sometimes_empty.
+EMPTY_EVERY = 20
+FIRST_TOKEN_DELAY_S = 0.15
+LINGER_S = 1.0
+# How long a request waits for company with a fault that only shows when several run at once.
+COMPANY_S = 0.03
 REASONING = "The user asks for a fact. I know it."
 
 FAULTS = {
@@ -65,6 +90,26 @@ FAULTS = {
     "not_ready": "the health endpoint says 503 for --start-seconds",
     "shallow_health": "health says 200, questions are answered 503",
     "metrics_frozen": "the counters on /metrics stand still",
+    "metrics_missing": "there is no /metrics",
+    "json_as_prose": "JSON mode is ignored: the JSON stands in a block of Markdown",
+    "tool_loop": "the tool is called again and again, whatever it returns",
+    "tool_result_unseen": "the answer after a tool call does not use the tool's result",
+    "thinking_always": "there is reasoning although thinking is off",
+    "thinking_never": "there is no reasoning although thinking is on",
+    "unicode_broken": "a stream cuts a character of several bytes and repairs both halves with U+FFFD",
+    "needle_lost": "a prompt above 2,048 tokens is answered with a number that is not in it",
+    "prompt_cut": "a long prompt is cut to 2,048 tokens in silence",
+    "sometimes_empty": "one of twenty answers is empty",
+    "slow_first_token": "the first token of a stream takes 0.15 s",
+    "crossed": "a request that runs beside another one gets the other's answer",
+    "garbled_when_busy": "answers are wrong only while several requests run",
+    "over_long_cut": "an over-long prompt is cut and answered",
+    "over_long_hangs": "an over-long prompt is never answered",
+    "over_long_breaks": "an over-long prompt ends in status 500",
+    "cancel_ignored": "a request goes on for a second after its client has left",
+    "kv_leak": "every answer leaves KV slots in use for ever",
+    "loads_missing": "there is no /v1/loads",
+    "loads_frozen": "/v1/loads always reports an idle engine",
 }
 
 
@@ -81,11 +126,18 @@ class FakeServer:
         self.started = time.monotonic()
         self.questions = 0
         self.tokens = 0
+        # What /server_info reports about the configuration, such as {"tp_size": 4}.
+        self.arguments: dict[str, t.Any] = {}
         self.seen_keys: list[str | None] = []
         self.bytewise = False
+        self.prompt_tokens = 0
+        self.leaked = 0
         self.released = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
-        self._http.daemon_threads = True
+        self.lock = threading.Lock()
+        self.running: dict[int, dict[str, t.Any]] = {}
+        # KV slots of requests that go on without a client, with the time at which they are free.
+        self.lingering: list[tuple[float, int]] = []
+        self._http = _Server(("127.0.0.1", port), _Handler)
         self._http.fake = self  # type: ignore[attr-defined]
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -101,9 +153,32 @@ class FakeServer:
     def serve(self) -> None:
         self._http.serve_forever()
 
+    def used_tokens(self) -> int:
+        """KV slots in use, as /v1/loads reports them."""
+        now = time.monotonic()
+        with self.lock:
+            running = sum(length for length in map(prompt_length, self.running.values()) if length < CONTEXT_LENGTH)
+            return running + self.leaked + sum(tokens for end, tokens in self.lingering if end > now)
+
+    def company(self, own: int, at_least: int) -> dict[str, t.Any] | None:
+        """Another running request, when so many run at once; waits a moment for them."""
+        end = time.monotonic() + COMPANY_S
+        while time.monotonic() < end:
+            with self.lock:
+                others = [request for number, request in self.running.items() if number != own]
+            if len(others) + 1 >= at_least:
+                return others[0]
+            time.sleep(0.005)
+        return None
+
     @property
     def starting(self) -> bool:
         return self.fault == "not_ready" and time.monotonic() - self.started < self.start_seconds
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64  # clients that connect at the same moment
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -124,21 +199,36 @@ class _Handler(BaseHTTPRequestHandler):
             self._text(503 if fake.starting else 200, "")
         elif self.path == "/v1/models":
             name = "other-model" if fake.fault == "wrong_model" else MODEL
-            self._json(200, {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": 8192}]})
+            self._json(
+                200, {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": CONTEXT_LENGTH}]}
+            )
         elif self.path == "/model_info":
             self._json(200, {"served_model_name": MODEL, "is_generation": True, "reasoning_parser": None})
         elif self.path == "/server_info":
-            info = {"max_total_num_tokens": 16384, "max_running_requests": 8, "version": "0.5.23"}
-            self._json(200, {**info, "context_length": None, "api_key": fake.api_key, "launch_command": "--api-key X"})
-        elif self.path == "/metrics":
+            info = {"max_total_num_tokens": KV_TOKENS, "max_running_requests": 8, "version": "0.5.23"}
+            secret = {"context_length": None, "api_key": fake.api_key, "launch_command": "--api-key X"}
+            self._json(200, {**info, **secret, **fake.arguments})
+        elif self.path == "/metrics" and fake.fault != "metrics_missing":
             self._text(200, self._metrics())
+        elif self.path == "/v1/loads" and fake.fault != "loads_missing":
+            used = 0 if fake.fault == "loads_frozen" else fake.used_tokens()
+            # Like SGLang's, the number of running requests lags behind the KV slots.
+            self._json(200, {"loads": [{"num_used_tokens": used, "num_running_reqs": 0, "num_waiting_reqs": 0}]})
         else:
             self._json(404, {"detail": "Not Found"})
 
     def _metrics(self) -> str:
-        tokens = 0 if self.fake.fault == "metrics_frozen" else self.fake.tokens
-        name = "sglang:generation_tokens_total"
-        return f'# TYPE {name} counter\n{name}{{model_name="{MODEL}"}} {tokens}\n'
+        fake = self.fake
+        values = {
+            "prompt_tokens_total": fake.prompt_tokens,
+            "generation_tokens_total": fake.tokens,
+            "num_requests_total": fake.questions,
+        }
+        lines = []
+        for name, value in values.items():
+            shown = 0 if fake.fault == "metrics_frozen" else value
+            lines += [f"# TYPE sglang:{name} counter", f'sglang:{name}{{model_name="{MODEL}"}} {shown}.0']
+        return "\n".join(lines) + "\n"
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -157,8 +247,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chat(self, request: dict[str, t.Any]) -> None:
         fake = self.fake
-        fake.questions += 1
-        if fake.fault == "hang" and fake.questions > fake.after:
+        with fake.lock:
+            fake.questions += 1
+            number = fake.questions
+            fake.running[number] = request
+        try:
+            self._answer(request, number)
+        finally:
+            with fake.lock:
+                fake.running.pop(number)
+
+    def _answer(self, request: dict[str, t.Any], number: int) -> None:
+        fake = self.fake
+        length = prompt_length(request)
+        if length >= CONTEXT_LENGTH and fake.fault != "over_long_cut":
+            self._refuse_over_long(length)
+            return
+        if fake.fault == "hang" and number > fake.after:
             fake.released.wait(60)
             self.close_connection = True
             return
@@ -168,12 +273,40 @@ class _Handler(BaseHTTPRequestHandler):
         if fake.fault == "error_object":
             self._json(200, _error("Internal error: the scheduler is gone", 500))
             return
-        answer = _answer(fake.fault, request)
-        fake.tokens += answer["usage"]["completion_tokens"] if answer["usage"] else 0
+        answer = _answer(self._fault_of(number), self._request_of(request, number))
+        with fake.lock:
+            usage = answer["usage"] or {"prompt_tokens": length, "completion_tokens": 1}
+            fake.tokens += usage["completion_tokens"]
+            fake.prompt_tokens += usage["prompt_tokens"]
+            fake.leaked += 8 if fake.fault == "kv_leak" and not request.get("ignore_eos") else 0
         if request.get("stream"):
             self._stream(request, answer)
         else:
             self._whole(request, answer)
+
+    def _refuse_over_long(self, length: int) -> None:
+        if self.fake.fault == "over_long_hangs":
+            self.fake.released.wait(60)
+            self.close_connection = True
+        elif self.fake.fault == "over_long_breaks":
+            self._json(500, _error("Internal Server Error", 500))
+        else:
+            text = f"The input ({length} tokens) is longer than the model's context length ({CONTEXT_LENGTH} tokens)."
+            self._json(400, {**_error(text, 400), "type": "BadRequestError"})
+
+    def _fault_of(self, number: int) -> str:
+        """The fault of one answer, for faults that do not show in every one."""
+        fault = self.fake.fault
+        if fault == "sometimes_empty":
+            return "empty" if number % EMPTY_EVERY == 0 else "none"
+        if fault == "garbled_when_busy":
+            return "garbled" if self.fake.company(number, at_least=4) else "none"
+        return fault
+
+    def _request_of(self, request: dict[str, t.Any], number: int) -> dict[str, t.Any]:
+        """The request whose answer is given: another one's, when requests are mixed up."""
+        other = self.fake.company(number, at_least=2) if self.fake.fault == "crossed" else None
+        return {**request, "messages": other["messages"]} if other else request
 
     def _whole(self, request: dict[str, t.Any], answer: dict[str, t.Any]) -> None:
         message = {
@@ -200,7 +333,13 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.fake.fault
         if fault == "stream_drops":
             del deltas[len(deltas) // 2]
+        if fault == "unicode_broken":
+            deltas = [{key: _halved(value) for key, value in delta.items()} for delta in deltas]
+        if fault == "slow_first_token":
+            time.sleep(FIRST_TOKEN_DELAY_S)
         for index, delta in enumerate(deltas):
+            if request.get("ignore_eos") and self._left():
+                return
             middle = index == len(deltas) // 2
             if fault == "truncated_stream" and middle:
                 self.wfile.flush()
@@ -219,7 +358,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._event(_chunk_json(request, None, answer["usage"]))
         if fault != "no_end_marker":
             self._event("[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
+        with contextlib.suppress(OSError):  # the client has gone
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _left(self) -> bool:
+        """Whether the client has gone; an answer that is asked to be long takes its time."""
+        time.sleep(0.005)
+        with contextlib.suppress(ConnectionResetError):
+            readable, _writable, _failed = select.select([self.connection], [], [], 0)
+            if not readable or self.connection.recv(1, socket.MSG_PEEK):
+                return False
+        if self.fake.fault == "cancel_ignored":
+            with self.fake.lock:
+                self.fake.lingering.append((time.monotonic() + LINGER_S, 200))
+        self.close_connection = True
+        return True
 
     def _event(self, data: str) -> None:
         raw = f"data: {data}\n\n".encode()
@@ -246,6 +399,28 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def prompt_length(request: dict[str, t.Any]) -> int:
+    """Tokens of a prompt, at one a word and a few for the template."""
+    return 10 + sum(len(str(message.get("content", "")).split()) for message in request["messages"])
+
+
+def _halved(value: t.Any) -> t.Any:
+    """The text with two replacement characters for each character of several bytes."""
+    return "".join(char if ord(char) < 128 else "\ufffd\ufffd" for char in value) if isinstance(value, str) else value
+
+
+def _found_needle(question: str, fault: str) -> str | None:
+    """The hidden fact that a long text is asked for, or None when nothing is hidden in it."""
+    asked = re.search(r"What is the access code of the (\w+)\?", question)
+    if not asked:
+        return None
+    text = question
+    if fault == "needle_lost" and len(question.split()) > 2048:
+        return "13579"
+    fact = re.search(rf"The access code of the {asked[1]} is (\d+)\.", text)
+    return fact[1] if fact else "There is no such place."
 
 
 def _error(message: str, code: int) -> dict[str, t.Any]:
@@ -282,13 +457,19 @@ def _deltas(answer: dict[str, t.Any]) -> list[dict[str, t.Any]]:
 
 def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
     """The content, reasoning, tool calls, finish reason and usage of an answer."""
-    question = str(request["messages"][-1].get("content", ""))
-    content = next((answer for part, answer in ANSWERS.items() if part in question), "I do not know.")
+    question = next(str(m.get("content", "")) for m in reversed(request["messages"]) if m["role"] == "user")
+    content = _found_needle(question, fault) or next(
+        (answer for part, answer in ANSWERS.items() if part in question), "I do not know."
+    )
     thinking = bool((request.get("chat_template_kwargs") or {}).get("thinking"))
+    thinking = (thinking or fault == "thinking_always") and fault != "thinking_never"
     reasoning = REASONING if thinking else None
     finish_reason: str | None = "stop"
     tool_calls = None
-    if request.get("tools") and TOOL_QUESTION in question:
+    tool_answered = request["messages"][-1]["role"] == "tool"
+    if tool_answered and fault != "tool_loop":
+        content = "I can not see the weather." if fault == "tool_result_unseen" else TOOL_ANSWER
+    elif request.get("tools") and TOOL_QUESTION in question:
         arguments = '{"city": "Paris", "unit": "celsius"}'
         if fault == "tool_wrong_arguments":
             arguments = '{"city": "London"}'
@@ -321,6 +502,10 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
         content += "<|im_end|>"
     elif fault == "error_text":
         content = "KVTransferError: Failed to send kv chunk, the request was aborted."
+    elif fault == "garbled":
+        content = "the the of of and and " + content[::-1]
+    elif fault == "json_as_prose" and request.get("response_format"):
+        content = f"Here it is:\n```json\n{content}\n```"
     elif fault == "cut":
         finish_reason = "length"
     elif fault == "aborted":
@@ -329,7 +514,8 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
         finish_reason = None
     limit = int(request.get("max_tokens") or 10**6)
     completion = min(limit, max(1, len(content) // 4 + len(reasoning or "") // 4))
-    usage = {"prompt_tokens": 12, "completion_tokens": completion, "total_tokens": 12 + completion}
+    length = min(prompt_length(request), 2048 if fault == "prompt_cut" else 10**9)
+    usage = {"prompt_tokens": length, "completion_tokens": completion, "total_tokens": length + completion}
     if fault == "no_usage":
         usage = {}
     if fault == "zero_usage":

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which check catches which fault: the suite that is tried, what must fail for each fault, the table in docs/smoke.md.
+
+    python tests/unit/confusion.py
+
+writes the table anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing as t
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+for path in (ROOT / "module_utils", ROOT / "tests" / "fakes"):
+    sys.path.insert(0, str(path))
+
+from openai_server import CAPITALS, FAULTS  # noqa: E402
+from ops.prompt_checks import FAULTS as ANSWER_FAULTS  # noqa: E402
+from ops.smoke import Suite, suite_of  # noqa: E402
+
+PAGE = ROOT / "docs" / "smoke.md"
+BEGIN, END = "<!-- confusion table: python tests/unit/confusion.py -->", "<!-- end of the confusion table -->"
+
+WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALL = {"name": "weather", "arguments": {"city": "Paris", "unit": "celsius"}}
+CAPITAL = {"prompt": "What is the capital of France?", "expect": {"kind": "word", "value": "Paris"}}
+
+
+def data(timeout: float = 0.8) -> dict[str, t.Any]:
+    """A suite with every kind of check, in the form in which a model's file has it."""
+    suite: dict[str, t.Any] = {
+        "prompts": [
+            {"id": "capital", **CAPITAL},
+            {
+                "id": "product",
+                "prompt": "What is 17*23? Answer with the number only.",
+                "expect": {"kind": "integer", "value": 391},
+            },
+            {"id": "unicode", "prompt": "Which tower?", "expect": {"kind": "word", "value": "\u6771\u4eac"}},
+            {
+                "id": "json",
+                "prompt": "The capital as JSON",
+                "expect": {"kind": "json", "value": {"capital": "Paris"}},
+                "response_format": {"type": "json_object"},
+            },
+            {
+                "id": "tool",
+                "prompt": "What is the weather in Paris?",
+                "expect": {"kind": "tool_call", "value": CALL},
+                "tools": WEATHER,
+            },
+            {"id": "thinking", **CAPITAL, "reasoning": "required", "chat_template_kwargs": {"thinking": True}},
+            {"id": "not_thinking", **CAPITAL, "reasoning": "forbidden", "chat_template_kwargs": {"thinking": False}},
+            {
+                "id": "first_token",
+                **CAPITAL,
+                "stream": "only",
+                "max_ttft_s": timeout / 8,
+                "tries": 2,
+                "min_pass_rate": 0.5,
+            },
+            {
+                "id": "steady",
+                "prompt": "Hello",
+                "expect": {"kind": "word", "value": "Hello"},
+                "stream": "never",
+                "tries": 12,
+            },
+        ],
+        "tools": [
+            {
+                "id": "weather",
+                "prompt": "What is the weather in Paris?",
+                "tools": WEATHER,
+                "call": CALL,
+                "result": '{"degrees": 23}',
+                "expect": {"kind": "integer", "value": 23},
+            }
+        ],
+        "concurrent": [
+            {
+                "id": "capitals",
+                "cases": [
+                    {"prompt": f"What is the capital of {country}?", "expect": {"kind": "word", "value": city}}
+                    for country, city in CAPITALS.items()
+                ],
+            }
+        ],
+        "needles": [{"id": "2k", "tokens": 2500, "seed": 1}],
+        "over_long": {"max_s": timeout},
+        "cancelled_client": {"window_s": 0.6, "settle_s": 0.6, "timeout": timeout},
+        "resting_level": {"window_s": 2.0},
+        "counters": {"window_s": 0.6},
+    }
+    for kind in ("prompts", "tools", "concurrent", "needles"):
+        suite[kind] = [{**check, "timeout": timeout} for check in suite[kind]]
+    return suite
+
+
+def suite(timeout: float = 0.8) -> Suite:
+    return suite_of(data(timeout))
+
+
+PROMPTS = {f"prompt.{check['id']}" for check in data()["prompts"]}
+ASKED = PROMPTS | {"tool.weather", "concurrent.capitals", "needle.2k"}
+OWN = {"limits.over_long", "kv.cancelled_client", "kv.resting_level", "metrics.counters"}
+STREAMED = ASKED - {"prompt.steady", "needle.2k"}
+ONCE_MORE = STREAMED - {"prompt.first_token", "concurrent.capitals"}
+TEXT = ASKED - {"prompt.tool"}
+TOOLS = {"prompt.tool", "tool.weather"}
+PARIS = {"prompt.capital", "prompt.thinking", "prompt.not_thinking", "prompt.first_token"}
+REFUSED = {*ASKED, "answer.request", "limits.over_long", "kv.cancelled_client"}
+
+# Fault of the server -> the rows that must fail, and no other.
+CAUGHT: dict[str, set[str]] = {
+    "none": set(),
+    "empty": {*ASKED, "answer.expected", "answer.non_empty"},
+    "only_reasoning": {*TEXT, "answer.expected", "answer.non_empty", "answer.reasoning"},
+    "loop": {*ASKED, "answer.expected", "answer.loop", "answer.finish_reason"},
+    "loop_then_stop": {*ASKED, "answer.loop", "answer.expected"},
+    "more_digits": {"prompt.product", "answer.expected"},
+    "digits_inside": {"prompt.product", "answer.expected"},
+    "denied": {*PARIS, "answer.expected"},
+    "inside_word": {*PARIS, "prompt.json", "answer.expected"},
+    "reasoning_leak": {*ASKED, "answer.markers", "answer.expected"},
+    "template_leak": {*ASKED, "answer.markers", "answer.expected"},
+    "truncated_stream": {*STREAMED, "answer.request"},
+    "no_end_marker": {*STREAMED, "answer.request"},
+    "stream_drops": {*ONCE_MORE, "answer.same_when_streamed", "answer.expected"},
+    "error_text": {*TEXT, "answer.expected"},
+    "error_object": {*ASKED, "answer.request"},
+    "error_in_stream": {*STREAMED, "answer.request"},
+    "not_json": {*ASKED, "answer.request"},
+    "refused": REFUSED,
+    "overloaded": REFUSED,
+    "shallow_health": REFUSED,
+    "hang": {*REFUSED, "kv.resting_level"},
+    "slow_trickle": {*STREAMED, "answer.request"},
+    "wrong_model": {"server.model"},
+    "no_usage": {*ASKED, "answer.usage"},
+    "zero_usage": {*ASKED, "answer.usage"},
+    "cut": {*ASKED, "answer.finish_reason"},
+    "aborted": {*ASKED, "answer.finish_reason"},
+    "no_finish_reason": {*ASKED, "answer.finish_reason"},
+    "tool_as_text": {*TOOLS, "answer.expected", "answer.markers"},
+    "tool_wrong_arguments": {*TOOLS, "answer.expected"},
+    "tool_broken_arguments": {*TOOLS, "answer.expected"},
+    "tool_loop": {"tool.weather", "answer.tool_loop"},
+    "tool_result_unseen": {"tool.weather", "answer.expected"},
+    "metrics_frozen": {"metrics.counters"},
+    "metrics_missing": {"metrics.counters"},
+    "json_as_prose": {"prompt.json", "answer.expected"},
+    "thinking_always": {"prompt.not_thinking", "answer.reasoning"},
+    "thinking_never": {"prompt.thinking", "answer.reasoning"},
+    "unicode_broken": {"prompt.unicode", "answer.same_when_streamed", "answer.expected"},
+    "needle_lost": {"needle.2k", "answer.expected"},
+    "prompt_cut": {"needle.2k", "answer.prompt_size"},
+    "sometimes_empty": {"prompt.steady", "answer.non_empty", "answer.expected"},
+    "slow_first_token": {"prompt.first_token", "answer.first_token"},
+    "crossed": {"concurrent.capitals", "answer.crossed", "answer.expected"},
+    "garbled_when_busy": {"concurrent.capitals", "answer.expected"},
+    "over_long_cut": {"limits.over_long"},
+    "over_long_hangs": {"limits.over_long"},
+    "over_long_breaks": {"limits.over_long"},
+    "cancel_ignored": {"kv.cancelled_client"},
+    "kv_leak": {"kv.resting_level"},
+    "loads_missing": {"kv.cancelled_client", "kv.resting_level"},
+    "loads_frozen": {"kv.cancelled_client"},
+}
+# Seen by the readiness probe alone: questions are answered right as soon as they are answered.
+NOT_THE_ANSWERS = {"not_ready"}
+
+# Columns of the table, with the rows of a report that belong to them.
+COLUMNS: dict[str, str] = {
+    "model": "server.model",
+    "prompt": "prompt.",
+    "tool": "tool.",
+    "concurrent": "concurrent.",
+    "needle": "needle.",
+    "limits": "limits.",
+    "kv": "kv.",
+    "metrics": "metrics.",
+    "kind of fault": "answer.",
+}
+
+
+def table() -> str:
+    """The confusion table as Markdown: one row a fault, one column a group of checks."""
+    ids = {*ASKED, *OWN, "server.model", *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
+    lines = [f"| the server's fault | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
+    for fault, rows in CAUGHT.items():
+        cells = []
+        for name, prefix in COLUMNS.items():
+            group = {id for id in ids if id.startswith(prefix)}
+            hit = group & rows
+            if name == "kind of fault":
+                cells.append(", ".join(sorted(id[len(prefix) :] for id in hit)))
+            elif len(group) > 1 and hit and hit != group:
+                names = ", ".join(sorted(id[len(prefix) :] for id in hit))
+                cells.append(names if len(hit) <= 2 else f"{len(hit)} of {len(group)}")
+            else:
+                cells.append("caught" if hit else "")
+        lines.append(f"| {FAULTS[fault]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page_with_table(page: str) -> str:
+    """The page with the table between its two marks."""
+    head, rest = page.split(BEGIN)
+    return f"{head}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

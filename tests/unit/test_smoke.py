@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every fault of the misbehaving server is caught by the rows that should, and by no crash; the healthy one passes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import typing as t
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confusion import ASKED, CAUGHT, NOT_THE_ANSWERS, OWN, PAGE, data, page_with_table, suite
+from openai_server import FAULTS, MODEL, FakeServer
+from ops.http import Client
+from ops.prompt_checks import FAULTS as ANSWER_FAULTS
+from ops.report import exposition, failure_text, summary_text
+from ops.smoke import BUDGET_S, Suite, SuiteError, run, suite_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def full(fake: FakeServer, checks: Suite | None = None, **options: t.Any) -> dict[str, t.Any]:
+    return run(Client(fake.base_url), MODEL, checks or suite(), **{"profile": "full", **options})
+
+
+def row_of(report: dict[str, t.Any], id: str) -> dict[str, t.Any]:
+    return next(row for row in report["checks"] if row["id"] == id)
+
+
+# Faults
+
+
+def test_every_fault_of_the_server_is_in_the_table() -> None:
+    assert set(CAUGHT) | NOT_THE_ANSWERS == set(FAULTS)
+
+
+@pytest.mark.parametrize("fault", CAUGHT)
+def test_faults_are_caught_by_the_rows_that_should(fault: str) -> None:
+    with FakeServer(fault) as fake:
+        report = full(fake)
+    assert set(report["failed"]) == CAUGHT[fault], json.dumps(report, indent=1)
+    assert report["ok"] == (not CAUGHT[fault])
+    for row in report["checks"]:
+        assert bool(row["cause"]) == (not row["ok"]), row["id"]
+        assert bool(row["next_command"]) == (row["id"] in report["failed"]) or row["skipped"], row["id"]
+        assert row["seen"]
+        assert row["wanted"]
+
+
+@pytest.mark.parametrize("fault", sorted(NOT_THE_ANSWERS))
+def test_faults_beside_the_answers_leave_them_right(fault: str) -> None:
+    with FakeServer(fault) as fake:
+        assert full(fake)["ok"]
+
+
+def test_every_row_can_fail() -> None:
+    rows = {"server.model", *ASKED, *OWN, *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
+    assert set().union(*CAUGHT.values()) == rows
+
+
+def test_the_healthy_server_passes_a_hundred_times() -> None:
+    checks = suite(timeout=20.0)
+    with FakeServer() as fake:
+        reports = [full(fake, checks) for _run in range(100)]
+    assert [
+        report["failed"] + report["skipped"] for report in reports if report["passed"] < len(report["checks"])
+    ] == []
+
+
+def test_the_page_shows_the_table_of_these_tests() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == page_with_table(page), "run python tests/unit/confusion.py"
+
+
+# Profiles and time
+
+
+def test_rows_of_the_profiles() -> None:
+    with FakeServer() as fake:
+        rows = {profile: [row["id"] for row in full(fake, profile=profile)["checks"]] for profile in BUDGET_S}
+    assert [id for id in rows["full"] if id not in rows["quick"]] == [
+        "tool.weather",
+        "concurrent.capitals",
+        "needle.2k",
+        "kv.cancelled_client",
+    ]
+    assert rows["capacity"] == rows["full"]
+    assert rows["quick"][0] == "server.model"
+    assert rows["quick"][-len(ANSWER_FAULTS) :] == [f"answer.{fault}" for fault in ANSWER_FAULTS]
+
+
+def test_a_profile_ends_in_time_and_names_what_it_left_out() -> None:
+    with FakeServer("hang", after=2) as fake:
+        start = time.monotonic()
+        report = full(fake, suite(timeout=30.0), budget_s=0.5)
+        elapsed = time.monotonic() - start
+    assert elapsed < 5
+    assert "no complete answer within 0" in row_of(report, "prompt.product")["cause"]
+    left_out = row_of(report, "needle.2k")
+    assert (left_out["ok"], left_out["seen"]) == (False, "not asked")
+    assert "the 0.5 s of this profile were over" in left_out["cause"]
+
+
+def test_tolerated_faults_are_counted() -> None:
+    checks = suite()
+    prompts = tuple(replace(check, min_pass_rate=0.9) if check.id == "steady" else check for check in checks.prompts)
+    with FakeServer("sometimes_empty") as fake:
+        report = full(fake, Suite(prompts=prompts))
+    assert (report["ok"], report["failed_tries"]) == (True, 1)
+    assert row_of(report, "prompt.steady")["passed"] == row_of(report, "prompt.steady")["tried"] - 1
+    assert "1 failed tries were within their pass rate" in summary_text(report)
+    assert "sglang_smoke_failed_tries 1\n" in exposition("sglang_smoke", report, 0)
+
+
+# Evidence
+
+
+def test_evidence_of_a_healthy_run() -> None:
+    with FakeServer() as fake:
+        report = full(fake, suite(timeout=20.0))
+    needle = row_of(report, "needle.2k")["evidence"]
+    assert needle["seed"] == 1
+    assert all(2500 <= count <= 2650 for count in needle["prompt_tokens"])
+    assert row_of(report, "concurrent.capitals")["evidence"]["clients"] == 8
+    cancelled = row_of(report, "kv.cancelled_client")["evidence"]
+    assert cancelled["while_running"][-1]["used_tokens"] > cancelled["resting_tokens"] == 0
+    assert cancelled["after_leaving"][-1]["used_tokens"] == 0
+    over_long = row_of(report, "limits.over_long")
+    assert over_long["evidence"]["status"] == 400
+    assert "longer than the model" in over_long["seen"]
+    counters = row_of(report, "metrics.counters")["evidence"]
+    assert counters["moved"]["num_requests_total"] > counters["wanted"]["num_requests_total"] > 50
+    weather = row_of(report, "tool.weather")["tries"][0]["answers"]
+    assert [answer["mode"] for answer in weather] == ["whole", "whole", "streamed", "streamed"]
+
+
+def test_a_mix_up_names_the_other_client() -> None:
+    with FakeServer("crossed") as fake:
+        report = full(fake)
+    faults = [fault for one in row_of(report, "concurrent.capitals")["tries"] for fault in one["faults"]]
+    assert any(re.fullmatch(r"this is the answer to 'What is the capital of \w+\?', .*", f["reason"]) for f in faults)
+
+
+def test_a_tool_may_be_called_no_more_often_than_allowed() -> None:
+    with FakeServer("tool_loop") as fake:
+        report = full(fake, Suite(tools=suite().tools))
+        assert fake.questions == 6, "three calls whole, three streamed"
+    assert "called 3 times, wanted at most 2 calls" in row_of(report, "tool.weather")["cause"]
+
+
+def test_without_a_seed_every_run_hides_other_facts() -> None:
+    needles = tuple(replace(check, seed=None) for check in suite().needles)
+    with FakeServer() as fake:
+        reports = [full(fake, Suite(needles=needles)) for _run in range(2)]
+    seeds = {row_of(report, "needle.2k")["evidence"]["seed"] for report in reports}
+    assert all(report["ok"] for report in reports)
+    assert len(seeds) == 2
+
+
+def test_sizes_that_the_server_can_not_hold_are_not_judged() -> None:
+    large = suite_of({"needles": [{"id": "32k", "tokens": 32768}, {"id": "near_limit", "share_of_limit": 0.9}]})
+    with FakeServer() as fake:
+        report = full(fake, large)
+    assert row_of(report, "needle.32k")["skipped"]
+    assert row_of(report, "needle.32k")["cause"] == "the longest request of this server is 8192 tokens"
+    assert row_of(report, "needle.near_limit")["ok"]
+    assert all(7160 <= count <= 8100 for count in row_of(report, "needle.near_limit")["evidence"]["prompt_tokens"])
+    assert "not judged: needle.32k" in summary_text(report)
+    assert 'check="needle.32k"' not in exposition("sglang_smoke", report, 0)
+
+
+def test_a_busy_server_is_not_judged_on_its_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {"loads": [{"num_used_tokens": 500, "num_running_reqs": 2, "num_waiting_reqs": 1}]}
+    real = Client.get_json
+    monkeypatch.setattr(
+        Client, "get_json", lambda self, path, *rest: busy if path == "/v1/loads" else real(self, path, *rest)
+    )
+    with FakeServer() as fake:
+        report = full(fake)
+    assert report["ok"]
+    assert report["skipped"] == ["kv.cancelled_client", "kv.resting_level"]
+    assert "500 tokens in use, 2 requests running, 1 waiting" in row_of(report, "kv.cancelled_client")["cause"]
+
+
+def test_an_unreachable_server_gives_url_time_and_next_command() -> None:
+    report = run(Client("http://127.0.0.1:1"), MODEL, suite(), "full")
+    text = failure_text(report)
+    assert not report["ok"]
+    assert re.search(r"POST http://127\.0\.0\.1:1/v1/chat/completions: Connection refused after \d\.\d\d s", text)
+    assert "next command: systemctl status 'sglang-*'" in text
+
+
+# Data
+
+
+def test_a_suite_from_data() -> None:
+    checks = suite_of({"prompts": [{"id": "a", "system": "s", "prompt": "p", "expect": {"kind": "non_empty"}}]})
+    assert [message["role"] for message in checks.prompts[0].messages] == ["system", "user"]
+    assert (checks.over_long is not None, checks.tools) == (True, ())
+    assert suite_of({"over_long": False, "counters": {"profile": "full"}}).over_long is None
+
+
+def broken(kind: str, **changes: t.Any) -> dict[str, t.Any]:
+    """One check of a kind with changes; None removes a key."""
+    check = {**data()[kind][0], **changes}
+    return {kind: [{name: value for name, value in check.items() if value is not None}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"needle": []}, "'needle' is no kind of check"),
+        ({"over_long": {"max_s": 0}}, "over_long: max_s is 0, wanted more than 0"),
+        ({"counters": {"windows_s": 3}}, "counters: windows_s is unknown"),
+        ({"counters": {"profile": "fast"}}, "profile is 'fast', known are quick, full, capacity"),
+        ({"prompts": ["x"]}, "prompts[0] is 'x', wanted a mapping"),
+        ({"prompts": data()["prompts"][:1] * 2}, "prompts: check id 'capital' is used twice"),
+        (broken("prompts", prompt=None), "prompts[0]: wanted prompt (with or without system), or messages"),
+        (broken("prompts", expect=None), "prompts[0]: expect is missing"),
+        (broken("prompts", max_tokens="many"), "max_tokens is 'many', wanted int"),
+        (broken("prompts", tries=True), "tries is True, wanted int"),
+        (broken("prompts", stream="yes"), "stream is 'yes', known are both, only, never"),
+        (broken("prompts", extra={}), "wanted extra_body instead of extra"),
+        (broken("prompts", expect={"kind": "contains", "value": "x"}), "kind is 'contains'"),
+        (broken("tools", max_calls=0), "max_calls is 0"),
+        (broken("tools", call={"arguments": {}}), "tool_call needs value.name"),
+        (broken("needles", tokens=0), "tokens is 0, share_of_limit is 0.0, wanted one of them"),
+        (broken("needles", needles=99), "needles is 99, wanted 1 to 8"),
+        (broken("needles", tokens=None, share_of_limit=1.5), "share_of_limit is 1.5, wanted at most 0.99"),
+        (broken("concurrent", cases=[]), "0 cases and 1 rounds"),
+        (
+            broken("concurrent", cases=data()["concurrent"][0]["cases"][:1] * 2),
+            "two cases have the same expected answer",
+        ),
+    ],
+)
+def test_unusable_data_is_refused(given: dict[str, t.Any], words: str) -> None:
+    with pytest.raises(SuiteError, match=re.escape(words)):
+        suite_of(given)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(SuiteError) as caught:
+        suite_of({"needle": [], "counters": {"x": 1}, **broken("prompts", tries=0)})
+    assert str(caught.value).count(";") == 2
+
+
+# The command
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ops.smoke", *arguments]
+    return subprocess.run(argv, cwd=ROOT / "module_utils", capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_report_and_metrics(tmp_path: Path) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps(data(20.0)))
+    (tmp_path / "key").write_text("sk-secret")
+    files = ["--report", str(tmp_path / "report.json"), "--metrics-file", str(tmp_path / "smoke.prom")]
+    with FakeServer("more_digits") as fake:
+        fake.api_key = "sk-secret"
+        options = ["--suite", str(tmp_path / "suite.json"), "--url", fake.base_url, "--model", MODEL]
+        done = command(*options, "--api-key-file", str(tmp_path / "key"), *files)
+    assert done.returncode == 1, done.stderr
+    assert "prompt.product: wanted 'integer: 391', seen '3910'" in done.stdout
+    report, metrics = ((tmp_path / name).read_text() for name in ("report.json", "smoke.prom"))
+    assert json.loads(report)["profile"] == "quick"
+    for line in (
+        "sglang_smoke_ok 0",
+        'sglang_smoke_check_ok{check="prompt.product"} 0',
+        'sglang_smoke_check_ok{check="prompt.capital"} 1',
+    ):
+        assert line in metrics.splitlines()
+    assert "sk-secret" not in done.stdout + done.stderr + report + metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "Expecting property name"), ('{"needle": []}', "'needle' is no kind of check")]
+)
+def test_the_command_refuses_a_bad_suite(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "suite.json").write_text(text)
+    done = command("--suite", str(tmp_path / "suite.json"), "--url", "http://127.0.0.1:1", "--model", "m")
+    assert done.returncode == 2
+    assert words in done.stderr
