@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,14 +52,17 @@ def build(package: Path, target: Path) -> Path:
         return found[0]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        # From a copy of the sources alone: a build directory left in the checkout adds files that no longer exist.
+        copy = Path(scratch, "source")
+        for file in sources(package):
+            copied = copy / file.relative_to(package)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copied)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-        command += ["--wheel-dir", scratch, str(package)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, "--wheel-dir", scratch, str(copy)], capture_output=True, text=True, check=False)
         if done.returncode:
-            output = f"{done.stdout}{done.stderr}"
-            fix = f"{sys.executable} -m pip install -r requirements.txt"
-            sys.exit(f"{package}: no wheel was built.\n{output}\nNext: {fix}")
-        Path(scratch).chmod(0o755)
+            seen = f"{package}: no wheel was built.\n{done.stdout}{done.stderr}"
+            sys.exit(f"{seen}\nNext: {sys.executable} -m pip install -r requirements.txt")
         wheel = next(Path(scratch).glob("*.whl"))
         target.mkdir(exist_ok=True)
         return wheel.replace(target / wheel.name)
