@@ -14,10 +14,8 @@ import pytest
 
 WITNESS = Path(__file__).with_name("engine_witness.py")
 NO_ENGINE = """\
-ENGINE_PYTHON is not set; it names the Python of a virtual environment with the engine. Make one with
-  python3.11 -m venv .cache/engine
-  .cache/engine/bin/pip install --no-deps -r engine/locks/cpu-torch.txt -r engine/locks/cpu.txt
-and run
+ENGINE_PYTHON is not set; it names the Python of a virtual environment with the engine. `make unit` makes one in
+.cache/engine and runs these tests; with that one there, run
   ENGINE_PYTHON=.cache/engine/bin/python pytest"""
 
 
