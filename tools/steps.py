@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -29,23 +29,35 @@ class Steps:
     def __init__(self, total: int) -> None:
         self.total, self.started, self.taken = total, time.monotonic(), []
 
-    def run(
-        self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None, check: bool = True
-    ) -> int:
-        """Run one step; its output goes to the terminal."""
-        print(
-            f"\n==> {len(self.taken) + 1}/{self.total} {name} ({minutes(time.monotonic() - self.started)} so far)",
-            flush=True,
-        )
+    def call(self, name: str, function: Callable[[], int | None], check: bool = True) -> int:
+        """Run one step; a function that returns nothing, or 0, has done its work."""
+        so_far = minutes(time.monotonic() - self.started)
+        print(f"\n==> {len(self.taken) + 1}/{self.total} {name} ({so_far} so far)", flush=True)
         began = time.monotonic()
-        status = subprocess.run(
-            [str(word) for word in command], cwd=REPOSITORY, env={**os.environ, **(environment or {})}, check=False
-        ).returncode
+        status = function() or 0
         self.taken.append((name, time.monotonic() - began, status))
         if status and check:
             self.report()
-            sys.exit(f"\n{name}: exit status {status}. Run it alone:\n  {' '.join(str(word) for word in command)}")
+            sys.exit(f"\n{name}: exit status {status}")
         return status
+
+    def run(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        environment: dict[str, str] | None = None,
+        check: bool = True,
+    ) -> int:
+        """Run a program as one step; its output goes to the terminal."""
+        words, surroundings = [str(word) for word in command], {**os.environ, **(environment or {})}
+
+        def program() -> int:
+            status = subprocess.run(words, cwd=REPOSITORY, env=surroundings, check=False).returncode
+            if status:
+                print(f"exit status {status} of: {' '.join(words)}", flush=True)
+            return status
+
+        return self.call(name, program, check)
 
     def report(self) -> None:
         """Print the steps with their times."""
