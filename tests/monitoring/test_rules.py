@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Alerts: generated from one set of thresholds, explained, and each proved silent just before and firing just after."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import generate
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CASES = sorted((ROOT / "prometheus/tests").glob("*.yml"))
+RULES = [rule for group in yaml.safe_load(generate.RULES.read_text())["groups"] for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+each_alert = pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+
+
+def minutes(duration: str) -> int:
+    """Return Prometheus's 1h30m in minutes."""
+    return sum(int(number) * {"h": 60, "m": 1}[unit] for number, unit in re.findall(r"(\d+)([hm])", duration))
+
+
+def test_rules_are_what_the_generator_writes():
+    assert generate.RULES.read_text() == generate.generate(), "Next: prometheus/generate.py"
+
+
+def test_generator_refuses_thresholds_that_it_does_not_know():
+    with pytest.raises(KeyError, match="no_such_limit"):
+        generate.fill("x > @no_such_limit@", {})
+    with pytest.raises(ValueError, match="thresholds that no rule uses: lonely"):
+        generate.fill("x > 1", {"lonely": 1})
+
+
+def test_promtool_takes_the_rules(promtool):
+    done = subprocess.run([promtool, "check", "rules", generate.RULES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_cases_hold(promtool, path):
+    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def cases() -> list[dict]:
+    return [case for path in CASES for case in yaml.safe_load(path.read_text())["tests"]]
+
+
+@each_alert
+def test_alert_is_silent_one_minute_and_fires_the_next(rule):
+    own = [case["alert_rule_test"] for case in cases() if case["alert_rule_test"][0]["alertname"] == rule["alert"]]
+    assert own, f"prometheus/tests has no case for {rule['alert']}"
+    for before, after in own:
+        assert before["exp_alerts"] == []
+        assert len(after["exp_alerts"]) == 1
+        assert minutes(after["eval_time"]) - minutes(before["eval_time"]) == 1
+
+
+def test_no_case_is_for_an_alert_that_is_gone():
+    named = {test["alertname"] for case in cases() for test in case["alert_rule_test"]}
+    assert named == {rule["alert"] for rule in ALERTS}
+
+
+@each_alert
+def test_alert_tells_an_operator_what_to_do(rule):
+    assert re.fullmatch(r"(SGLang|Gpu|Host|Node|Directory|Exporter)[A-Za-z]+", rule["alert"])
+    assert set(rule["labels"]) == {"severity"}
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert "{{" not in annotations["summary"]
+    assert "$value" in annotations["description"]
+    assert annotations["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+def test_runbook_has_one_heading_for_each_alert():
+    headings = re.findall(r"^### (\S+)$", (ROOT / "docs/runbook.md").read_text(), re.M)
+    assert sorted(headings) == sorted(rule["alert"] for rule in ALERTS)
+
+
+def test_runbook_entries_are_complete():
+    sections = re.split(r"^### (\S+)$", (ROOT / "docs/runbook.md").read_text(), flags=re.M)[1:]
+    for name, text in zip(sections[::2], sections[1::2], strict=True):
+        text = text.split("\n## ")[0]
+        assert "**Means**" in text, name
+        assert "**Look**" in text, name
+        assert "**Act**" in text, name
+
+
+@pytest.mark.parametrize("job", ["sglang", "node", "gpu"])
+def test_each_job_has_an_alert_for_its_absence(job):
+    absent = re.compile(rf'absent\(up\{{job="{job}"\}}\)')
+    assert [rule["alert"] for rule in ALERTS if absent.search(rule["expr"])]
+
+
+def test_a_restart_pages_nobody():
+    """Alerts that a plain restart sets off wait for longer than one takes."""
+    patience = minutes(generate.load_thresholds()["restart_duration"])
+    causes = ("SGLangTargetDown", "SGLangTargetAbsent", "SGLangMetricsAbsent", "SGLangNotReady")
+    assert {rule["alert"]: minutes(rule["for"]) for rule in ALERTS if rule["alert"] in causes} == dict.fromkeys(
+        causes, patience
+    )
+
+
+def test_severity_has_two_speeds_for_each_latency():
+    by_name = {rule["alert"]: rule for rule in ALERTS if "BudgetBurn" in rule["alert"]}
+    severities = {name: rule["labels"]["severity"] for name, rule in by_name.items()}
+    wanted = {f"SGLang{latency}BudgetBurn{speed}" for latency in ("TTFT", "ITL") for speed in ("Fast", "Slow")}
+    assert set(severities) == wanted
+    assert all((severity == "critical") == name.endswith("Fast") for name, severity in severities.items())
+    assert set(severities.values()) == {"critical", "warning"}
+
+
+def test_burn_rates_can_be_reached():
+    limits = generate.load_thresholds()
+    assert limits["latency_burn_fast_count"] * limits["latency_budget_ratio"] < 1
+
+
+def test_latency_targets_are_bucket_bounds():
+    """A target between two bounds would never match a bucket; the bounds are those of the recorded engine."""
+    bounds = yaml.safe_load((Path(__file__).parent / "metrics/buckets.yml").read_text())
+    limits = generate.load_thresholds()
+    for latency in generate.LATENCIES:
+        assert float(limits[f"{latency.key}_target_seconds"]) in bounds[latency.metric]
