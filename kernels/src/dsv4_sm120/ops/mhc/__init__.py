@@ -14,7 +14,7 @@ from ... import config
 
 if TYPE_CHECKING:
     from ...aot import AotCase
-    from .kernel import Tile
+    from .kernel import Boundary, Constants, Settings, Tile
 
 HC_MULT = 4
 HIDDEN_SIZES = (4096, 7168)
@@ -62,18 +62,18 @@ def mhc_pre(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Coefficients and layer input of the residual streams, see ``naive.pre``; ``n_splits*`` are accepted and unused.
+    """Coefficients and layer input of the residual streams, see ``naive.pre``.
 
-    ``residual`` bf16 ``[..., 4, hidden]``; returns fp32 ``post_mix [..., 4, 1]``, fp32 ``comb_mix [..., 4, 4]`` and bf16
-    ``layer_input [..., hidden]``. Raises ``AssertionError`` as SGLang does, ``ValueError`` for other hidden sizes.
+    ``residual`` bf16 ``[..., 4, hidden]``; ``n_splits`` and ``n_splits_pre`` are unused. Returns fp32 ``post_mix
+    [..., 4, 1]``, fp32 ``comb_mix [..., 4, 4]`` and bf16 ``layer_input [..., hidden]``. Raises ``AssertionError`` where
+    SGLang does, ``ValueError`` for shapes without a config.
     """
-    _check_pre(residual, fn, hc_scale, hc_base, norm_weight, norm_eps)
-    _, *outputs = _run(
-        residual, fn, hc_scale, hc_base,
-        (rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat),
-        norm_weight, norm_eps, None,
-    )  # fmt: skip
-    return tuple(outputs)
+    from .kernel import Constants
+
+    constants = Constants(rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat, norm_eps)
+    _check(residual, fn, hc_scale, hc_base, norm_weight, norm_eps)
+    _, post_mix, comb_mix, layer_input = _run(residual, fn, hc_scale, hc_base, norm_weight, constants, None)
+    return post_mix, comb_mix, layer_input
 
 
 def mhc_fused_post_pre(
@@ -95,12 +95,13 @@ def mhc_fused_post_pre(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``naive.post`` of one sublayer, then ``naive.pre`` of the next; ``n_splits`` and ``tile_n`` are accepted and unused.
+    """``naive.post`` of one sublayer, then ``naive.pre`` of the next. ``n_splits`` and ``tile_n`` are unused.
 
     ``x`` bf16 ``[..., hidden]``, ``residual`` bf16 ``[..., 4, hidden]``, ``post_layer_mix`` fp32 ``[..., 4]`` or
-    ``[..., 4, 1]``, ``comb_res_mix`` fp32 ``[..., 4, 4]``; returns the new residual, bf16, then what ``mhc_pre`` returns.
+    ``[..., 4, 1]``, ``comb_res_mix`` fp32 ``[..., 4, 4]``. Returns the new residual, bf16, then what ``mhc_pre`` does.
     """
-    _check_pre(residual, fn, hc_scale, hc_base, norm_weight, norm_eps)
+    from .kernel import Boundary, Constants
+
     outer, hidden = residual.shape[:-2], residual.shape[-1]
     assert x.dtype == torch.bfloat16
     assert post_layer_mix.dtype == torch.float32
@@ -108,15 +109,20 @@ def mhc_fused_post_pre(
     assert x.shape == (*outer, hidden)
     assert post_layer_mix.shape in ((*outer, HC_MULT, 1), (*outer, HC_MULT))
     assert comb_res_mix.shape == (*outer, HC_MULT, HC_MULT)
-    return _run(
-        residual, fn, hc_scale, hc_base,
-        (rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat),
-        norm_weight, norm_eps,
-        (x.contiguous(), post_layer_mix.contiguous(), comb_res_mix.contiguous()),
-    )  # fmt: skip
+    _check(residual, fn, hc_scale, hc_base, norm_weight, norm_eps)
+    constants = Constants(rms_eps, hc_pre_eps, hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat, norm_eps)
+    boundary = Boundary(x.contiguous(), post_layer_mix.contiguous(), comb_res_mix.contiguous())
+    return _run(residual, fn, hc_scale, hc_base, norm_weight, constants, boundary)
 
 
-def _check_pre(residual, fn, hc_scale, hc_base, norm_weight, norm_eps) -> None:
+def _check(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    norm_eps: float | None,
+) -> None:
     assert residual.dtype == torch.bfloat16
     assert fn.dtype == torch.float32
     assert hc_scale.dtype == torch.float32
@@ -133,21 +139,35 @@ def _check_pre(residual, fn, hc_scale, hc_base, norm_weight, norm_eps) -> None:
         raise ValueError(f"MHC kernel: hc_mult {streams}, hidden size {hidden}; supported: {HC_MULT}, {HIDDEN_SIZES}")
 
 
-def _run(residual, fn, hc_scale, hc_base, scalars, norm_weight, norm_eps, boundary):
+def _run(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    constants: "Constants",
+    boundary: "Boundary | None",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     outer, hidden = residual.shape[:-2], residual.shape[-1]
     flat = residual.contiguous().view(-1, HC_MULT, hidden)
-    layer_input = _allocator(flat.shape[0], hidden, residual.device)
-    if flat.shape[0]:
+    tokens = flat.shape[0]
+    layer_input = _allocator(tokens, hidden, residual.device)
+    if tokens:
         from .kernel import launch
 
-        tile, parts, pdl = select(flat.shape[0], hidden, residual.device)
         flat, post_mix, comb_mix = launch(
-            flat, fn.contiguous(), hc_scale.contiguous(), hc_base.contiguous(), *scalars,
-            None if norm_weight is None else norm_weight.to(torch.bfloat16).contiguous(), norm_eps,
-            layer_input, tile, parts, pdl, boundary,
-        )  # fmt: skip
-    else:  # a rank without tokens
-        post_mix, comb_mix = residual.new_empty(0, dtype=torch.float32), residual.new_empty(0, dtype=torch.float32)
+            flat,
+            fn.contiguous(),
+            hc_scale.contiguous(),
+            hc_base.contiguous(),
+            None if norm_weight is None else norm_weight.to(torch.bfloat16).contiguous(),
+            layer_input,
+            constants,
+            select(tokens, hidden, residual.device),
+            boundary,
+        )
+    else:  # a rank of data-parallel attention without requests
+        post_mix = comb_mix = residual.new_empty(0, dtype=torch.float32)
     return (
         flat.view(residual.shape),
         post_mix.view(*outer, HC_MULT, 1),
@@ -156,12 +176,19 @@ def _run(residual, fn, hc_scale, hc_base, scalars, norm_weight, norm_eps, bounda
     )
 
 
-def select(tokens: int, hidden: int, device: torch.device) -> "tuple[Tile, int, bool]":
-    """Shipped launch parameters, bf16 parts of the weight, and use of dependent launch, for a batch of ``tokens``."""
+def min_tokens(device: torch.device) -> int:
+    """Smallest batch for which this op was measured faster than SGLang's; leave smaller ones to SGLang."""
+    return config.load("mhc", config.arch_of(device.index or 0))["min_tokens"]
+
+
+def select(tokens: int, hidden: int, device: torch.device) -> "Settings":
+    """Shipped settings for a batch of ``tokens``."""
+    from .kernel import Settings
+
     arch = config.arch_of(device.index or 0)
-    settings = config.load("mhc", arch)
-    fitting = (t for t in tiles(arch, hidden) if t.max_tokens is None or tokens <= t.max_tokens)
-    return next(fitting), settings["parts"], settings["pdl"]
+    shared = config.load("mhc", arch)
+    tile = next(t for t in tiles(arch, hidden) if t.max_tokens is None or tokens <= t.max_tokens)
+    return Settings(tile, shared["parts"], shared["pdl"])
 
 
 @functools.cache
@@ -173,9 +200,9 @@ def tiles(arch: str, hidden: int) -> "tuple[Tile, ...]":
 
 
 def self_check(device: torch.device, hidden_size: int = HIDDEN_SIZES[0]) -> None:
-    """Compare every shipped config for ``hidden_size`` with ``naive`` on ``device``; ``AssertionError`` on a difference.
+    """Compare every shipped tile for ``hidden_size`` with ``naive`` on ``device``; ``AssertionError`` on a difference.
 
-    One batch per config, the largest it serves (4,096 tokens at most), of which 16 rows are compared. Compiles every
+    One batch per tile, the largest it serves (4,096 tokens at most), of which 16 rows are compared. Compiles every
     kernel that serving will need.
     """
     from .checks import check_fused, inputs
@@ -189,7 +216,7 @@ def self_check(device: torch.device, hidden_size: int = HIDDEN_SIZES[0]) -> None
 
 
 def aot_cases(arch: str) -> "Iterator[AotCase]":
-    """Both kernels for every shipped tile of ``arch``, as DeepSeek-V4 calls them: fused norm, 20 Sinkhorn iterations."""
+    """Both kernels for every shipped tile of ``arch``, as DeepSeek-V4 calls them: with norm, 20 Sinkhorn iterations."""
     from ...aot import AotCase
     from .kernel import finish_constexprs, mhc_finish_fwd_kernel, mhc_mix_fwd_kernel, mix_constexprs
 

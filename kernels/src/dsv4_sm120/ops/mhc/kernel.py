@@ -4,8 +4,8 @@
 cores; programs split tokens and hidden. ``mhc_finish_fwd_kernel`` adds the splits, derives the coefficients and mixes
 the layer's input. A row of the workspace between them is 32 floats: 24 projections, the sum of squares, padding.
 
-The weight stays in fp32 and is split into ``PARTS`` bf16 parts in registers, so there is no second copy of it to store
-(129 MiB per rank for DeepSeek-V4-Flash) or to go stale when weights are reloaded.
+The fp32 weight enters the tensor cores as ``PARTS`` bf16 parts that add up to it, split in registers. So there is no
+second copy of the weights to store (129 MiB per rank for DeepSeek-V4-Flash) or to go stale when they are reloaded.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...triton_utils import INTERPRETED, dot_acc
+from ...triton_utils import INTERPRETED, dot, dot_acc
 
 HC_MULT = tl.constexpr(4)
 MIX = tl.constexpr(24)
@@ -35,6 +35,7 @@ def _bf16(value):
 
 @triton.jit
 def _masked(pointer, mask):
+    """Load fp32 with zero where masked; by ``where`` for the reason given in ``_weight_parts``."""
     return tl.where(mask, tl.load(pointer, mask=mask), 0.0)
 
 
@@ -56,17 +57,20 @@ def _post(column, x, r0, r1, r2, r3):
 
 
 @triton.jit
-def _project(stream, weight, mask_w, acc, PARTS: tl.constexpr):
-    """``acc`` [BLOCK_M, 32] plus ``stream`` [BLOCK_M, BLOCK_H] times an fp32 weight tile [32, BLOCK_H], small parts first."""
-    w = tl.where(mask_w, tl.load(weight, mask=mask_w, eviction_policy="evict_last"), 0.0)
+def _weight_parts(weight, mask, part, PARTS: tl.constexpr):
+    """bf16 [BLOCK_H, PARTS_PAD * 32]: an fp32 weight tile's parts side by side, so that one product does for all.
+
+    Part 0 holds the high bits. The mask is applied by ``where`` to end Triton's search for the loads behind an operand:
+    it would otherwise convert them to the operand's layout and repeat the splitting in every warp.
+    """
+    w = tl.where(mask, tl.load(weight, mask=mask, eviction_policy="evict_last"), 0.0)
     high = _bf16(w)
     rest = w - high.to(tl.float32)
     middle = _bf16(rest)
+    parts = tl.where(part == 0, high, middle)
     if PARTS == 3:
-        low = _bf16(rest - middle.to(tl.float32))
-        acc = dot_acc(stream, tl.trans(low), acc)
-    acc = dot_acc(stream, tl.trans(middle), acc)
-    return dot_acc(stream, tl.trans(high), acc)
+        parts = tl.where(part == 2, _bf16(rest - middle.to(tl.float32)), parts)
+    return tl.trans(parts)
 
 
 @triton.jit
@@ -93,19 +97,24 @@ def mhc_mix_fwd_kernel(
     HAS_POST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    split = tl.program_id(1)
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Programs that run at the same time read neighbouring blocks of the same rows.
+    split = tl.program_id(0)
+    rows = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = rows < num_tokens
     mask = mask_m[:, None]
+    hidden = split * BLOCK_H + tl.arange(0, BLOCK_H)
+    STEP: tl.constexpr = SPLITS * BLOCK_H
+    PARTS_PAD: tl.constexpr = 2 if PARTS == 2 else 4
     cols = tl.arange(0, MIX_PAD)
-    mask_w = (cols < MIX)[:, None]
-    hidden = split * (HIDDEN // SPLITS) + tl.arange(0, BLOCK_H)
+    part = (tl.arange(0, PARTS_PAD * MIX_PAD) // MIX_PAD)[:, None]
+    part_cols = (tl.arange(0, PARTS_PAD * MIX_PAD) % MIX_PAD)[:, None]
+    mask_w = (part_cols < MIX) & (part < PARTS)
 
     x_tile = x + rows[:, None] * HIDDEN + hidden[None, :]
     stream_offsets = rows[:, None] * (HC_MULT * HIDDEN) + hidden[None, :]
     old = residual + stream_offsets
     new = residual_out + stream_offsets
-    w_tile = fn + cols[:, None] * (HC_MULT * HIDDEN) + hidden[None, :]
+    w_tile = fn + part_cols * (HC_MULT * HIDDEN) + hidden[None, :]
 
     if PDL:
         gdc_wait()
@@ -116,7 +125,7 @@ def mhc_mix_fwd_kernel(
         column1 = _post_column(post_mix, comb_mix, rows, mask_m, 1)
         column2 = _post_column(post_mix, comb_mix, rows, mask_m, 2)
         column3 = _post_column(post_mix, comb_mix, rows, mask_m, 3)
-    acc = tl.zeros([BLOCK_M, MIX_PAD], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, PARTS_PAD * MIX_PAD], dtype=tl.float32)
     squares = tl.zeros([BLOCK_M], dtype=tl.float32)
     for _ in range(HIDDEN // SPLITS // BLOCK_H):
         s0 = tl.load(old, mask=mask, other=0.0)
@@ -137,18 +146,18 @@ def mhc_mix_fwd_kernel(
         squares += _squares(s0, s1, s2, s3)
         # Tensor cores truncate when they accumulate. A fresh accumulator per tile keeps that chain short; the tiles are
         # added with rounding.
-        tile = tl.zeros([BLOCK_M, MIX_PAD], dtype=tl.float32)
-        tile = _project(s0, w_tile, mask_w, tile, PARTS)
-        tile = _project(s1, w_tile + HIDDEN, mask_w, tile, PARTS)
-        tile = _project(s2, w_tile + 2 * HIDDEN, mask_w, tile, PARTS)
-        tile = _project(s3, w_tile + 3 * HIDDEN, mask_w, tile, PARTS)
+        tile = dot(s0, _weight_parts(w_tile, mask_w, part, PARTS))
+        tile = dot_acc(s1, _weight_parts(w_tile + HIDDEN, mask_w, part, PARTS), tile)
+        tile = dot_acc(s2, _weight_parts(w_tile + 2 * HIDDEN, mask_w, part, PARTS), tile)
+        tile = dot_acc(s3, _weight_parts(w_tile + 3 * HIDDEN, mask_w, part, PARTS), tile)
         acc += tile
-        x_tile += BLOCK_H
-        old += BLOCK_H
-        new += BLOCK_H
-        w_tile += BLOCK_H
+        x_tile += STEP
+        old += STEP
+        new += STEP
+        w_tile += STEP
 
-    out = tl.where(cols[None, :] == MIX, squares[:, None], acc)
+    mixes = tl.sum(tl.reshape(acc, [BLOCK_M, PARTS_PAD, MIX_PAD]), axis=1)
+    out = tl.where(cols[None, :] == MIX, squares[:, None], mixes)
     tl.store(partial + (rows[:, None] * SPLITS + split) * MIX_PAD + cols[None, :], out, mask=mask)
 
 
@@ -202,7 +211,7 @@ def mhc_finish_fwd_kernel(
 ):
     """The first ``cdiv(T, BLOCK_T)`` programs write post_mix and comb_mix, the others one row of layer_input each.
 
-    Sinkhorn is a chain of 2 * REPEAT dependent steps; in programs of its own it overlaps the memory traffic of the rest.
+    Sinkhorn is a chain of 2 * REPEAT dependent steps; programs of its own overlap it with the others' memory traffic.
     """
     pid = tl.program_id(0)
     splits = tl.arange(0, SPLITS_PAD)
@@ -229,9 +238,7 @@ def mhc_finish_fwd_kernel(
         )
         inv_rms = _inv_rms(squares, HC_MULT * HIDDEN, rms_eps)
         post = tl.sum(post, axis=1) * inv_rms[:, None] * scale_post + base_post[None, :]
-        tl.store(
-            post_mix + tokens[:, None] * HC_MULT + j[None, :], post_mult * tl.sigmoid(post), mask=mask_t[:, None]
-        )
+        tl.store(post_mix + tokens[:, None] * HC_MULT + j[None, :], post_mult * tl.sigmoid(post), mask=mask_t[:, None])
         comb = tl.sum(comb, axis=1) * inv_rms[:, None, None] * scale_comb + base_comb[None, :, :]
         tl.store(
             comb_mix + tokens[:, None, None] * (HC_MULT * HC_MULT) + jk[None, :, :],
@@ -288,48 +295,73 @@ class Tile:
     finish_warps: int
 
 
+@dataclass(frozen=True)
+class Settings:
+    """A tile, the number of bf16 parts the weight is split into, and use of programmatic dependent launch.
+
+    With ``pdl`` the second kernel is resident before the first one has drained, and waits for it on the device.
+    """
+
+    tile: Tile
+    parts: int
+    pdl: bool
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The scalars of ``mhc_pre``. ``norm_eps`` is unused without a norm weight."""
+
+    rms_eps: float
+    pre_eps: float
+    sinkhorn_eps: float
+    post_mult: float
+    sinkhorn_repeat: int
+    norm_eps: float | None = None
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Output ``x [T, hidden]`` of the previous sublayer and the coefficients that write it back."""
+
+    x: torch.Tensor
+    post_mix: torch.Tensor
+    comb_mix: torch.Tensor
+
+
 def launch(
     residual: torch.Tensor,
     fn: torch.Tensor,
     hc_scale: torch.Tensor,
     hc_base: torch.Tensor,
-    rms_eps: float,
-    hc_pre_eps: float,
-    hc_sinkhorn_eps: float,
-    hc_post_mult_value: float,
-    sinkhorn_repeat: int,
     norm_weight: torch.Tensor | None,
-    norm_eps: float | None,
     layer_input: torch.Tensor,
-    tile: Tile,
-    parts: int,
-    pdl: bool,
-    boundary: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    constants: Constants,
+    settings: Settings,
+    boundary: Boundary | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run both kernels on at least one token and return ``(residual, post_mix [T, 4], comb_mix [T, 4, 4])``.
 
-    ``boundary`` is ``(x, post_mix, comb_mix)`` of the previous sublayer; without it the streams are taken as they are.
-    ``layer_input`` bf16 ``[T, hidden]`` is written. Everything is contiguous. ``pdl`` lets the second kernel start
-    while the first one drains (programmatic dependent launch).
+    ``residual`` bf16 ``[T, 4, hidden]``; ``layer_input`` bf16 ``[T, hidden]`` is written. Without ``boundary`` the
+    streams are taken as they are. Everything is contiguous.
     """
     tokens, streams, hidden = residual.shape
+    tile, pdl = settings.tile, settings.pdl and not INTERPRETED.value
     new_residual = residual if boundary is None else torch.empty_like(residual)
-    x, old_post_mix, old_comb_mix = (residual, fn, fn) if boundary is None else boundary
     partial = residual.new_empty((tokens, tile.splits, MIX_PAD.value), dtype=torch.float32)
     post_mix = residual.new_empty((tokens, streams), dtype=torch.float32)
     comb_mix = residual.new_empty((tokens, streams, streams), dtype=torch.float32)
-    options = {"launch_pdl": True} if pdl and not INTERPRETED.value else {}
-    mhc_mix_fwd_kernel[(triton.cdiv(tokens, tile.block_m), tile.splits)](
-        x,
-        old_post_mix,
-        old_comb_mix,
+    options = {"launch_pdl": True} if pdl else {}
+    mhc_mix_fwd_kernel[(tile.splits, triton.cdiv(tokens, tile.block_m))](
+        residual if boundary is None else boundary.x,
+        fn if boundary is None else boundary.post_mix,
+        fn if boundary is None else boundary.comb_mix,
         residual,
         fn,
         new_residual,
         partial,
         tokens,
         HAS_POST=boundary is not None,
-        **mix_constexprs(hidden, tile, parts, bool(options)),
+        **mix_constexprs(hidden, tile, settings.parts, pdl),
         num_warps=tile.mix_warps,
         num_stages=tile.mix_stages,
         **options,
@@ -339,19 +371,19 @@ def launch(
         hc_scale,
         hc_base,
         new_residual,
-        fn if norm_weight is None else norm_weight,
+        residual if norm_weight is None else norm_weight,
         post_mix,
         comb_mix,
         layer_input,
         tokens,
-        rms_eps,
-        hc_pre_eps,
-        hc_sinkhorn_eps,
-        hc_post_mult_value,
-        0.0 if norm_eps is None else norm_eps,
+        constants.rms_eps,
+        constants.pre_eps,
+        constants.sinkhorn_eps,
+        constants.post_mult,
+        0.0 if norm_weight is None else constants.norm_eps,
         HAS_NORM=norm_weight is not None,
-        REPEAT=sinkhorn_repeat,
-        **finish_constexprs(hidden, tile, bool(options)),
+        REPEAT=constants.sinkhorn_repeat,
+        **finish_constexprs(hidden, tile, pdl),
         num_warps=tile.finish_warps,
         **options,
     )

@@ -15,7 +15,7 @@ def post(
     comb_mix: torch.Tensor,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """New residual streams, bf16 ``[T, 4, hidden]``: stream j is ``post_mix[j] * x + sum_k comb_mix[k, j] * residual[k]``.
+    """New residual streams, bf16 ``[T, 4, hidden]``: j is ``post_mix[j] * x + sum_k comb_mix[k, j] * residual[k]``.
 
     ``x`` bf16 ``[T, hidden]``, ``residual`` bf16 ``[T, 4, hidden]``, ``post_mix`` fp32 ``[T, 4]`` or ``[T, 4, 1]``,
     ``comb_mix`` fp32 ``[T, 4, 4]``.
@@ -26,7 +26,7 @@ def post(
 
 
 def sinkhorn(logits: torch.Tensor, repeat: int, eps: float) -> torch.Tensor:
-    """Nearly doubly stochastic ``[T, 4, 4]``: a row softmax, then columns and rows normalised in turn, ``repeat`` times."""
+    """Nearly doubly stochastic ``[T, 4, 4]``: row softmax, then columns and rows divided by their sums, in turn."""
     comb = logits.softmax(-1) + eps
     comb = comb / (comb.sum(-2, keepdim=True) + eps)
     for _ in range(repeat - 1):
@@ -52,8 +52,8 @@ def pre(
     """``(post_mix [T, 4, 1], comb_mix [T, 4, 4], layer_input [T, hidden])``, all in ``dtype``.
 
     ``residual`` bf16 ``[T, 4, hidden]``, ``fn`` fp32 ``[24, 4 * hidden]``, ``hc_scale`` fp32 ``[3]``, ``hc_base`` fp32
-    ``[24]``. With ``norm_weight`` the layer input is RMS-normalised as SGLang's fused kernel does it: the statistics come
-    from the unrounded mixture, the normalised values from the mixture rounded to bf16.
+    ``[24]``. With ``norm_weight`` the layer input is RMS-normalised as SGLang's fused kernel does it: the statistics
+    come from the unrounded mixture, the normalised values from the mixture rounded to bf16.
     """
     tokens, streams, _ = residual.shape
     flat = residual.to(dtype).flatten(1)
