@@ -370,7 +370,8 @@ class ConcurrentCheck:
             next_command=next_command(scene.target, payload, shown),
             evidence={"clients": len(self.cases), "wall_s": round(wall, 3), "overlap": round(overlap, 2)},
         )
-        return replace(row, seen=f"{row.passed} of {row.tried} right" + ("" if row.ok else f"; {row.seen}"))
+        seen = f"{row.passed} of {row.tried} right" + ("" if row.ok else f"; {row.seen}")
+        return replace(row, seen=seen, elapsed_s=wall)
 
     def _round(self, target: Target) -> list[Try]:
         questions = self.questions()

@@ -1,0 +1,175 @@
+#!/usr/bin/python
+# GNU General Public License v3.0+ (see https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: sglang_smoke
+short_description: Prove that a served model answers, and answers right
+description:
+  - A server can be healthy and answer empty, in a loop, wrong, or not at all. This module asks questions whose answers
+    are known and compares them as answers, lets the model call tools, hides facts in long prompts, asks many questions
+    at once, refuses to believe a server that accepts an over-long prompt, and sees that KV slots are given back.
+  - Every answer is also checked for content, repetition, leaked control tokens, a sane end, token counts, and for being
+    the same streamed and whole.
+  - The module fails when a check fails. A check that can't be judged now, such as one that needs an idle server, is
+    reported as skipped. The report is returned in all cases.
+  - Nothing is changed on the host, except that a report is written when O(report_path) is given.
+options:
+  base_url:
+    description: Base URL of the service as its clients reach it, such as C(http://127.0.0.1:30001).
+    type: str
+    required: true
+  engine_url:
+    description: Base URL of the engine's C(/metrics) and C(/v1/loads), when a router stands in front of it.
+    type: str
+  model:
+    description: Name under which the model must be served.
+    type: str
+    required: true
+  api_key:
+    description: API key of the server. Prefer O(api_key_file).
+    type: str
+  api_key_file:
+    description: File on the host that holds the API key.
+    type: path
+  profile:
+    description:
+      - V(quick) asks the questions and looks at limits and counters, within a minute.
+      - V(full) adds tools, concurrent clients, long prompts and a client that leaves.
+      - V(capacity) adds the prompts that take minutes, such as one near the limit.
+    type: str
+    choices: [quick, full, capacity]
+    default: quick
+  checks:
+    description:
+      - The checks of the model, as in C(checks) of a file in C(models/). Keys and types are checked before anything is
+        asked, and all problems are named at once.
+      - C(prompts), a list of questions. C(id); C(prompt) with or without C(system), or C(messages); C(expect) with
+        C(kind) and C(value), where the kind is C(exact), C(word), C(integer), C(json), C(regex), C(tool_call) or
+        C(non_empty); C(max_tokens), C(temperature), C(stream) (both, only, never), C(same_when_streamed), C(timeout),
+        C(tries), C(min_pass_rate), C(allow_length), C(reasoning) (any, required, forbidden), C(max_ttft_s).
+      - C(tools), a list of conversations with a tool. C(id), C(prompt), C(tools), the expected C(call), its C(result),
+        the C(expect)ed answer, C(max_calls), C(tool_choice) for the first request.
+      - C(concurrent), a list of sets of questions asked at one moment. C(id), C(cases) with C(prompt) and C(expect),
+        C(rounds).
+      - C(needles), a list of long prompts with hidden facts. C(id), C(tokens) or C(share_of_limit), C(needles) (their
+        number), C(seed).
+      - C(over_long), C(cancelled_client), C(resting_level) and C(counters) need no data; V(false) leaves one out.
+      - Each check may name its C(profile), and C(response_format), C(chat_template_kwargs) or C(extra_body) for the
+        request.
+    type: dict
+    required: true
+  report_path:
+    description: File on the host for the report (JSON). It is replaced as a whole.
+    type: path
+attributes:
+  check_mode:
+    description: In check mode nothing is sent and nothing is written; the checks themselves are examined.
+    support: full
+  diff_mode:
+    description: Nothing is changed, so there is no difference to show.
+    support: none
+  platform:
+    description: Any host that reaches the server.
+    platforms: posix
+    support: full
+author:
+  - The maintainers of this repository (!UNKNOWN)
+"""
+
+EXAMPLES = r"""
+- name: Prove that the model answers
+  sglang_smoke:
+    base_url: http://127.0.0.1:30001
+    model: smollm2-135m-instruct
+    profile: full
+    report_path: /var/lib/sglang/reports/smoke.json
+    checks:
+      prompts:
+        - id: capital
+          prompt: What is the capital of France? Answer in one word.
+          expect:
+            kind: word
+            value: Paris
+          max_tokens: 32
+      needles:
+        - id: 2k
+          tokens: 2500
+"""
+
+RETURN = r"""
+report:
+  description:
+    - The report. C(ok), C(base_url), C(model), C(profile), C(started), C(elapsed_s), C(passed) (a count), C(failed) and
+      C(skipped) (lists of ids), C(tries) and C(failed_tries) (counts, tolerated ones included) and C(checks).
+    - A row of C(checks) has C(id), C(ok), C(skipped), C(wanted), C(seen), C(elapsed_s), C(ttft_s), C(cause),
+      C(next_command), C(passed), C(tried), C(tries) with every answer and its faults, and C(evidence).
+    - The ids are C(server.model), C(prompt.ID), C(tool.ID), C(concurrent.ID), C(needle.ID), C(limits.over_long),
+      C(kv.cancelled_client), C(kv.resting_level), C(metrics.counters) and C(answer.FAULT).
+  returned: always
+  type: dict
+  sample:
+    ok: true
+    passed: 23
+    failed: []
+summary:
+  description: One line.
+  returned: always
+  type: str
+  sample: 23 of 23 checks passed in 22.8 s
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.ops.http import Client, read_token
+from ansible.module_utils.ops.report import failure_text, summary_text, write_report
+from ansible.module_utils.ops.smoke import run as run_suite
+from ansible.module_utils.ops.smoke import suite_of
+
+
+def run(module: AnsibleModule) -> None:
+    params = module.params
+    try:
+        suite = suite_of(params["checks"])
+        if module.check_mode:
+            module.exit_json(changed=False, report={}, summary="check mode: nothing was asked")
+        token = read_token(params["api_key"], params["api_key_file"])
+        client = Client(params["base_url"], token)
+        engine = Client(params["engine_url"], token) if params["engine_url"] else None
+    except ValueError as error:
+        module.fail_json(msg=f"nothing was asked: {error}")
+    report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine)
+    summary = summary_text(report)
+    if params["report_path"]:
+        try:
+            write_report(params["report_path"], report)
+        except OSError as error:
+            module.fail_json(msg=f"cannot write the report to {params['report_path']}: {error.strerror}", report=report)
+    if not report["ok"]:
+        module.fail_json(msg=failure_text(report), report=report, summary=summary)
+    module.exit_json(changed=False, report=report, summary=summary)
+
+
+def main() -> None:
+    run(
+        AnsibleModule(
+            argument_spec={
+                "base_url": {"type": "str", "required": True},
+                "engine_url": {"type": "str"},
+                "model": {"type": "str", "required": True},
+                "api_key": {"type": "str", "no_log": True},
+                "api_key_file": {"type": "path", "no_log": False},
+                "profile": {"type": "str", "choices": ["quick", "full", "capacity"], "default": "quick"},
+                "checks": {"type": "dict", "required": True},
+                "report_path": {"type": "path"},
+            },
+            mutually_exclusive=[("api_key", "api_key_file")],
+            supports_check_mode=True,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Is what runs what was meant? The intent (as rendered) against the unit, its process and the server's own report.
+
+A server can be healthy with yesterday's configuration: the unit was changed but not restarted, a drop-in overrides it,
+an older container holds the port, or the engine chose another backend than it was told.
+
+Nothing secret is read from the server (its report also holds keys), and no value of a variable whose name looks like a
+secret is ever shown.
+
+Used by the sglang_drift module and, without Ansible, by a timer on the host:
+
+    python3 -m ops.drift --intent FILE --url http://127.0.0.1:30001 --metrics-file FILE
+
+The command ends with status 0 when nothing differs, 1 when something does, 2 when it could not look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+import typing as t
+from dataclasses import dataclass, field
+
+from . import systemd
+from .http import Client, HttpError, read_token
+from .listeners import foreign_listener, unit_of
+from .preflight import Host
+from .report import Row, build_report, exposition, failure_text, skipped_row, summary_text, write_report, write_text
+
+INFO_PATH = "/server_info"
+METRIC_PREFIX = "sglang_drift"
+# Command-line names whose field in /server_info has another one.
+ALIASES = {
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "ep": "ep_size",
+    "pp": "pp_size",
+    "model": "model_path",
+}
+# Never read from the report, whatever the intent names.
+SECRET_FIELDS = re.compile(r"key|token$|secret|password|credential", re.IGNORECASE)
+# Variables that change how the engine computes or communicates; one that nobody asked for is drift.
+ENGINE_VARIABLES = re.compile(r"(SGLANG|SGL|VLLM|NCCL|UCX|MC|MOONCAKE|CUDA|PYTORCH|FLASHINFER|DG|OMP|KMP)_")
+NVIDIA_SMI = ["nvidia-smi", "--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader"]
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What must run. Everything but unit is optional; what is not named is not compared.
+
+    arguments are the engine's options by their name on the command line, False meaning "not given". environment are
+    the variables that the unit sets. release is the directory of the virtual environment, a link or not. server_info
+    are further fields that the server must report, such as a backend. min_total_tokens is the planned size of the KV
+    pool.
+    """
+
+    unit: str
+    arguments: dict[str, t.Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    server_info: dict[str, t.Any] = field(default_factory=dict)
+    config_sha256: str | None = None
+    release: str | None = None
+    version: str | None = None
+    min_total_tokens: int | None = None
+    drop_ins: tuple[str, ...] = ()
+    gpus: bool = False
+
+
+def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
+    """An intent from plain data. Raises ValueError for what it does not know or needs and misses."""
+    names = {field.name for field in dataclasses.fields(Intent)}
+    unknown = sorted(set(data) - names)
+    if unknown or not data.get("unit"):
+        raise ValueError(f"the intent has {', '.join(unknown) or 'no unit'}; known are {', '.join(sorted(names))}")
+    given = {name: value for name, value in data.items() if value is not None}
+    for name in ("arguments", "environment", "server_info"):
+        if not isinstance(given.get(name, {}), dict):
+            raise ValueError(f"{name} is {given[name]!r}, wanted a mapping")
+    return Intent(**{**given, "drop_ins": tuple(given.get("drop_ins", ()))})
+
+
+@dataclass(frozen=True)
+class Reality:
+    """Where to look."""
+
+    client: Client
+    host: Host = field(default_factory=Host)
+    runner: systemd.Runner = systemd.run_command
+
+    def environment(self, pid: int) -> dict[str, str] | None:
+        return systemd.process_environment(pid, self.host.path("/proc"))
+
+
+def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
+    """Compare everything. Raises SystemdError and PermissionError."""
+    started, start = time.time(), time.monotonic()
+    state = systemd.show(intent.unit, reality.runner)
+    rows = [unit_row(intent, state, reality)]
+    if not state.main_pid:
+        why = f"{intent.unit} has no main process: {state.words()}"
+        rows += [skipped_row(id, "as intended", why) for id in _PROCESS_ROWS if _asked(id, intent)]
+        rows += [skipped_row(id, "as intended", why) for id in _SERVER_ROWS if _asked(id, intent)]
+    else:
+        rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
+        rows += server_rows(intent, reality)
+    if intent.gpus:
+        rows.append(gpu_row(intent, reality))
+    head = {"unit": intent.unit, "base_url": reality.client.base_url}
+    return build_report(rows, started, time.monotonic() - start, **head)
+
+
+def _asked(id: str, intent: Intent) -> bool:
+    named = {
+        "drift.config": intent.config_sha256,
+        "drift.release": intent.release,
+        "drift.environment": intent.environment,
+        "drift.arguments": intent.arguments,
+        "drift.server_info": intent.server_info,
+        "drift.version": intent.version,
+        "drift.capacity": intent.min_total_tokens,
+    }
+    return id not in named or bool(named[id])
+
+
+def _row(id: str, wanted: str, seen: str, cause: str, command: str, evidence: dict[str, t.Any] | None = None) -> Row:
+    return Row(
+        id,
+        not cause,
+        wanted,
+        seen,
+        0.0,
+        cause=cause,
+        next_command=command if cause else "",
+        passed=int(not cause),
+        tried=1,
+        evidence=evidence or {},
+    )
+
+
+# The unit and its process
+
+
+def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
+    """Active, with the unit file on disk loaded and no drop-in that nobody asked for."""
+    argv = ["systemctl", "show", intent.unit, "--property=DropInPaths"]
+    paths = systemd.checked(reality.runner, argv).partition("DropInPaths=")[2].splitlines()
+    drop_ins = sorted(set((paths[0] if paths else "").split()) - set(intent.drop_ins))
+    causes = []
+    if state.active_state != "active":
+        causes.append("the unit is not running")
+    if state.need_daemon_reload:
+        causes.append("the unit file was changed and not loaded")
+    if drop_ins:
+        causes.append(f"drop-ins that are not part of the configuration: {', '.join(drop_ins)}")
+    command = f"systemctl status {intent.unit}" if "running" in " ".join(causes) else f"systemctl cat {intent.unit}"
+    return _row("drift.unit", "active, as on disk, without other drop-ins", state.words(), "; ".join(causes), command)
+
+
+def config_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
+    """The process was started with the configuration that was rendered last."""
+    running = (reality.environment(state.main_pid) or {}).get(systemd.CONFIG_HASH_VARIABLE)
+    cause = "" if running == intent.config_sha256 else "the process was started with another configuration: restart it"
+    seen = f"configuration {running or 'without a hash'}"
+    wanted = f"configuration {intent.config_sha256}"
+    return _row("drift.config", wanted, seen, cause, f"systemctl show {intent.unit} --property=Environment,MainPID")
+
+
+def port_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
+    """Whoever answers on the port belongs to the unit."""
+    port = reality.client.port
+    foreign = foreign_listener(port, state.main_pid, reality.host) or ""
+    seen = foreign or f"process {state.main_pid} of {intent.unit}"
+    cause = "another server answers on this port" if foreign else ""
+    return _row("drift.port", f"port {port} held by {intent.unit}", seen, cause, f"ss -ltnp 'sport = :{port}'")
+
+
+def release_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
+    """The libraries that the process has mapped are those of the installed release."""
+    wanted = os.path.realpath(reality.host.path(str(intent.release)))
+    maps = reality.host.read(f"/proc/{state.main_pid}/maps")
+    pattern = re.compile(r"\s(/\S*?)/lib/python[\d.]+/site-packages/[^\n]*?\.so[^\n]*$", re.MULTILINE)
+    mapped = {os.path.realpath(reality.host.path(match[1])) for match in pattern.finditer(maps)}
+    others = sorted(mapped - {wanted})
+    if not mapped:
+        cause = "the process has mapped no library of a virtual environment: it is still starting, or is no engine"
+    elif others:
+        cause = "the process runs another release than the installed one: restart it"
+    else:
+        cause = ""
+    seen = ", ".join(sorted(mapped)) or "no library"
+    command = f"grep -o '/.*site-packages' /proc/{state.main_pid}/maps | sort -u"
+    return _row("drift.release", wanted, seen, cause, command)
+
+
+def environment_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
+    """Every wanted variable has its value, and no other one steers the engine."""
+    running = reality.environment(state.main_pid) or {}
+    wrong = []
+    for name, value in sorted(intent.environment.items()):
+        if running.get(name) != str(value):
+            wrong.append(f"{name} is {shown(name, running.get(name))}, wanted {shown(name, str(value))}")
+    extra = sorted(name for name in running if ENGINE_VARIABLES.match(name) and name not in intent.environment)
+    wrong += [f"{name} is set ({shown(name, running[name])}), wanted nothing" for name in extra]
+    seen = "; ".join(wrong) or f"all {len(intent.environment)} as wanted"
+    cause = "the process was started with another environment than the configured one" if wrong else ""
+    command = f"systemctl show {intent.unit} --property=Environment,DropInPaths"
+    return _row("drift.environment", f"{len(intent.environment)} variables", seen, cause, command)
+
+
+def shown(name: str, value: t.Any) -> str:
+    """A value for people; hidden when the name looks like a secret's."""
+    if value is None:
+        return "not set"
+    return "(hidden)" if SECRET_FIELDS.search(name) else repr(value)
+
+
+_PROCESS_ROWS: dict[str, t.Callable[[Intent, systemd.UnitState, Reality], Row]] = {
+    "drift.config": config_row,
+    "drift.port": port_row,
+    "drift.release": release_row,
+    "drift.environment": environment_row,
+}
+
+
+# The server
+
+
+_SERVER_ROWS = ("drift.arguments", "drift.server_info", "drift.version", "drift.capacity")
+
+
+def server_rows(intent: Intent, reality: Reality) -> list[Row]:
+    """What the server says about itself. Only the fields that the intent names are looked at."""
+    asked = [id for id in _SERVER_ROWS if _asked(id, intent)]
+    if not asked:
+        return []
+    command = f"curl -sS {reality.client.base_url}{INFO_PATH}"
+    try:
+        info = reality.client.get_json(INFO_PATH, 10.0)
+        problem = "" if isinstance(info, dict) else "the answer is no JSON object"
+    except HttpError as error:
+        problem = str(error)
+    if problem:
+        return [_row(id, "as intended", "no answer", problem, command) for id in asked]
+    made = {
+        "drift.arguments": lambda id: _fields_row(id, _fields(intent.arguments), info, command),
+        "drift.server_info": lambda id: _fields_row(id, dict(intent.server_info), info, command),
+        "drift.version": lambda id: _version_row(id, intent, info, command),
+        "drift.capacity": lambda id: _capacity_row(id, intent, info, command),
+    }
+    return [made[id](id) for id in asked]
+
+
+def _fields(arguments: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    """The fields of /server_info that stand for these arguments; what is not given has none."""
+    fields = {}
+    for name, value in arguments.items():
+        key = name.replace("-", "_")
+        if value is not False and value is not None:
+            fields[ALIASES.get(key, key)] = value
+    return fields
+
+
+def _fields_row(id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.Any], command: str) -> Row:
+    secret = sorted(name for name in wanted if SECRET_FIELDS.search(name))
+    compared = sorted(set(wanted) & set(info) - set(secret))
+    unknown = sorted(set(wanted) - set(info) - set(secret))
+    wrong = [
+        f"{name} is {info[name]!r}, wanted {wanted[name]!r}" for name in compared if not same(wanted[name], info[name])
+    ]
+    aside = [f"not reported: {', '.join(unknown)}"] if unknown else []
+    aside += [f"not compared: {', '.join(secret)}"] if secret else []
+    seen = "; ".join([*wrong, *aside] if wrong else [f"{len(compared)} as wanted", *aside])
+    cause = "the server runs with other settings: an old process, or the engine overrode them" if wrong else ""
+    if not wrong and not compared:
+        cause = "the server reports none of these fields: another version, or another server"
+    evidence = {"compared": compared, "not_reported": unknown, "not_compared": secret}
+    return _row(id, f"{len(wanted)} settings", seen, cause, command, evidence)
+
+
+def same(wanted: t.Any, seen: t.Any) -> bool:
+    """Whether a value of the command line and one of the report mean the same: 8 and "8", 0.85 and "0.85", two JSON texts."""
+    if isinstance(wanted, bool) or isinstance(seen, bool):
+        return str(wanted).lower() == str(seen).lower()
+    if isinstance(wanted, (list, tuple)) or isinstance(seen, (list, tuple)):
+        one = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
+        other = list(seen) if isinstance(seen, (list, tuple)) else [seen]
+        return len(one) == len(other) and all(same(left, right) for left, right in zip(one, other))
+    return _plain(wanted) == _plain(seen)
+
+
+def _plain(value: t.Any) -> t.Any:
+    """The value that a text stands for: a number, a JSON object, or the text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _version_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command: str) -> Row:
+    seen = info.get("version")
+    cause = "" if seen == intent.version else "the process runs another engine than the locked one"
+    return _row(id, f"SGLang {intent.version}", f"SGLang {seen}", cause, command)
+
+
+def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command: str) -> Row:
+    wanted, seen = intent.min_total_tokens or 0, info.get("max_total_num_tokens")
+    enough = isinstance(seen, int) and seen >= wanted
+    cause = (
+        "" if enough else "the KV pool is smaller than planned: another process holds GPU memory, or the plan is wrong"
+    )
+    return _row(id, f"at least {wanted} tokens of KV", f"{seen} tokens of KV", cause, command)
+
+
+# The GPUs
+
+
+def gpu_row(intent: Intent, reality: Reality) -> Row:
+    """Every process on a GPU belongs to the unit, and there is one."""
+    status, output = reality.host.run(NVIDIA_SMI)
+    command = " ".join(NVIDIA_SMI)
+    wanted = f"only {intent.unit} on the GPUs"
+    if status != 0:
+        return _row("drift.gpus", wanted, output.strip()[:200], "nvidia-smi does not answer", "dmesg | grep -i xid")
+    owned, foreign = 0, []
+    for line in output.splitlines():
+        pid, _comma, rest = (part.strip() for part in line.partition(","))
+        if not pid.isdigit():
+            continue
+        unit = unit_of(int(pid), reality.host)
+        name = reality.host.read(f"/proc/{pid}/comm").strip()
+        if unit == intent.unit:
+            owned += 1
+        else:
+            foreign.append(f"process {pid} ({name or 'unknown'}{', ' + unit if unit else ''}) on {rest}")
+    cause = "a process that is not the engine's holds GPU memory" if foreign else ""
+    if not foreign and not owned:
+        cause = "no process of the engine is on a GPU"
+    seen = "; ".join(foreign) or f"{owned} processes of {intent.unit}"
+    return _row("drift.gpus", wanted, seen, cause, command)
+
+
+def main(argv: t.Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="ops.drift", description="Compare what runs with what was meant.")
+    parser.add_argument("--intent", required=True, help="JSON file with the intent")
+    parser.add_argument("--url", required=True, help="base URL of the engine, such as http://127.0.0.1:30001")
+    parser.add_argument("--api-key-file", help="file that holds the API key")
+    parser.add_argument("--report", help="file for the report (JSON)")
+    parser.add_argument("--metrics-file", help="file for node_exporter's textfile collector")
+    arguments = parser.parse_args(argv)
+    started = time.time()
+    try:
+        with open(arguments.intent, encoding="utf-8") as handle:
+            intent = intent_of(json.load(handle))
+        client = Client(arguments.url, read_token(token_file=arguments.api_key_file))
+        report = drift_report(intent, Reality(client))
+    except (OSError, ValueError, systemd.SystemdError) as error:
+        parser.error(str(error))
+    if arguments.report:
+        write_report(arguments.report, report)
+    if arguments.metrics_file:
+        write_text(arguments.metrics_file, exposition(METRIC_PREFIX, report, started))
+    sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What runs against what was meant: each difference is seen by its own row, and nothing secret is shown."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import types
+import typing as t
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from openai_server import FakeServer
+from ops.drift import ENGINE_VARIABLES, Intent, Reality, drift_report, intent_of, same
+from ops.http import Client
+from ops.preflight import Host
+from scripted_systemd import RUNNING, ScriptedSystemd
+
+ROOT = Path(__file__).parents[2]
+RunModule = t.Callable[..., "dict[str, t.Any]"]
+UNIT = "engine.service"
+SMI = "101, 00000000:01:00.0, 41000 MiB\n102, 00000000:21:00.0, 41000 MiB\n"
+INTENT = Intent(
+    unit=UNIT,
+    arguments={"tp-size": 4, "dtype": "float32", "enable-metrics": True, "max-total-tokens": False, "api-key": "sk-1"},
+    environment={"SGLANG_X": "1", "HF_TOKEN": "hf_secret"},
+    server_info={"attention_backend": "dsv4"},
+    config_sha256="n" * 64,
+    release="/opt/sglang/current/venv",
+    version="0.5.23",
+    min_total_tokens=16000,
+    gpus=True,
+)
+
+
+@dataclass
+class Machine:
+    """A host below a directory, with one unit whose main process is 100, and a server beside it."""
+
+    root: Path
+    fake: FakeServer
+    environment: dict[str, str] = field(default_factory=dict)
+    release: str = "a"
+    smi: tuple[int, str] = (0, SMI)
+    owner: str = "engine.service"
+    drop_ins: str = ""
+    unit: dict[str, str] = field(default_factory=dict)
+
+    def build(self) -> Reality:
+        for release in ("a", "b"):
+            (self.root / "opt/sglang/releases" / release / "venv").mkdir(parents=True, exist_ok=True)
+        link = self.root / "opt/sglang/current"
+        if not link.is_symlink():
+            link.symlink_to("releases/a")
+        for pid, unit in ((100, UNIT), (101, UNIT), (102, UNIT), (200, "other.service")):
+            self.write(f"proc/{pid}/cgroup", f"0::/system.slice/{unit}\n")
+            self.write(f"proc/{pid}/comm", "sglang\n")
+        environment = {"OPS_CONFIG_SHA256": "n" * 64, "SGLANG_X": "1", "HF_TOKEN": "hf_secret", **self.environment}
+        self.write("proc/100/environ", "\0".join(f"{name}={value}" for name, value in environment.items() if value))
+        self.write("proc/100/maps", f"7f r-xp 0 0:0 1  {self.library()}\n7f r-xp 0 0:0 2  /usr/lib/libc.so.6\n")
+        port = int(self.fake.base_url.rsplit(":", 1)[1])
+        address = f"0100007F:{port:04X}"
+        row = f"0: {address} 00000000:0000 0A 0:0 0:0 0 0 0 777"
+        self.write("proc/net/tcp", f"header\n{row}\n")
+        self.write("proc/net/tcp6", "header\n")
+        holder = {"engine.service": 100, "other.service": 200}[self.owner]
+        descriptors = self.root / f"proc/{holder}/fd"
+        descriptors.mkdir(exist_ok=True)
+        if not (descriptors / "3").is_symlink():
+            (descriptors / "3").symlink_to("socket:[777]")
+        self.fake.arguments = {"tp_size": 4, "dtype": "float32", "enable_metrics": True, "attention_backend": "dsv4"}
+        systemd = ScriptedSystemd({**RUNNING, "DropInPaths": self.drop_ins, **self.unit})
+        host = Host(str(self.root), lambda _command: self.smi)
+        return Reality(Client(self.fake.base_url), host, systemd.run)
+
+    def library(self) -> str:
+        return f"/opt/sglang/releases/{self.release}/venv/lib/python3.11/site-packages/torch/lib/libtorch.so"
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> t.Iterator[Machine]:
+    with FakeServer() as fake:
+        yield Machine(tmp_path, fake)
+
+
+def row_of(report: dict[str, t.Any], id: str) -> dict[str, t.Any]:
+    return next(row for row in report["checks"] if row["id"] == id)
+
+
+def test_what_was_meant_runs(machine: Machine) -> None:
+    report = drift_report(INTENT, machine.build())
+    assert (report["failed"], report["skipped"], report["passed"]) == ([], [], 10)
+    arguments = row_of(report, "drift.arguments")
+    assert arguments["evidence"]["compared"] == ["dtype", "enable_metrics", "tp_size"]
+    assert arguments["evidence"]["not_compared"] == ["api_key"]
+
+
+DIFFERENCES: list[tuple[dict[str, t.Any], str, str]] = [
+    ({"unit": {"NeedDaemonReload": "yes"}}, "drift.unit", "the unit file was changed and not loaded"),
+    ({"unit": {"ActiveState": "deactivating"}}, "drift.unit", "the unit is not running"),
+    ({"drop_ins": "/etc/systemd/system/engine.service.d/x.conf"}, "drift.unit", "engine.service.d/x.conf"),
+    ({"environment": {"OPS_CONFIG_SHA256": "o" * 64}}, "drift.config", "restart it"),
+    ({"environment": {"OPS_CONFIG_SHA256": ""}}, "drift.config", "restart it"),
+    ({"owner": "other.service"}, "drift.port", "another server answers"),
+    ({"release": "b"}, "drift.release", "another release"),
+    ({"environment": {"SGLANG_X": "0"}}, "drift.environment", "another environment"),
+    ({"environment": {"SGLANG_X": ""}}, "drift.environment", "another environment"),
+    ({"environment": {"NCCL_P2P_DISABLE": "1"}}, "drift.environment", "another environment"),
+    ({"smi": (0, SMI + "200, 00000000:41:00.0, 900 MiB\n")}, "drift.gpus", "not the engine's"),
+    ({"smi": (0, "")}, "drift.gpus", "no process of the engine"),
+    ({"smi": (127, "not found")}, "drift.gpus", "nvidia-smi does not answer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "id", "words"), DIFFERENCES)
+def test_a_difference_on_the_host_is_seen_by_its_row(
+    machine: Machine, changes: dict[str, t.Any], id: str, words: str
+) -> None:
+    report = drift_report(INTENT, replace(machine, **changes).build())
+    assert report["failed"] == [id]
+    assert words in row_of(report, id)["cause"]
+    assert row_of(report, id)["next_command"]
+
+
+@pytest.mark.parametrize(
+    ("intent", "id", "seen"),
+    [
+        ({"arguments": {"tp-size": 8}}, "drift.arguments", "tp_size is 4, wanted 8"),
+        ({"arguments": {"tp": 8}}, "drift.arguments", "tp_size is 4, wanted 8"),
+        ({"arguments": {"no-such-thing": 8}}, "drift.arguments", "not reported: no_such_thing"),
+        ({"server_info": {"attention_backend": "triton"}}, "drift.server_info", "is 'dsv4', wanted 'triton'"),
+        ({"version": "0.5.24"}, "drift.version", "SGLang 0.5.23"),
+        ({"min_total_tokens": 20000}, "drift.capacity", "16384 tokens of KV"),
+    ],
+)
+def test_a_difference_in_the_server_is_seen_by_its_row(
+    machine: Machine, intent: dict[str, t.Any], id: str, seen: str
+) -> None:
+    report = drift_report(replace(INTENT, **intent), machine.build())
+    assert report["failed"] == [id]
+    assert seen in row_of(report, id)["seen"]
+
+
+def test_a_difference_is_shown_without_secrets(machine: Machine) -> None:
+    machine.fake.api_key = "sk-of-the-server"
+    machine.environment = {"HF_TOKEN": "hf_other", "NCCL_TOKEN": "nccl_secret"}
+    text = json.dumps(drift_report(INTENT, machine.build()))
+    assert "HF_TOKEN is (hidden), wanted (hidden)" in text
+    for secret in ("sk-", "hf_secret", "hf_other", "nccl_secret", "launch_command"):
+        assert secret not in text
+
+
+def test_without_a_process_the_other_rows_are_not_judged(machine: Machine) -> None:
+    machine.unit = {"MainPID": "0", "ActiveState": "failed", "Result": "exit-code"}
+    report = drift_report(replace(INTENT, gpus=False), machine.build())
+    assert report["failed"] == ["drift.unit"]
+    assert len(report["skipped"]) == 8
+    assert "failed (running), result exit-code" in row_of(report, "drift.config")["cause"]
+
+
+def test_a_silent_server_fails_the_rows_that_need_it(machine: Machine) -> None:
+    reality = replace(machine.build(), client=Client("http://127.0.0.1:1"))
+    report = drift_report(replace(INTENT, gpus=False), reality)
+    assert report["failed"] == ["drift.arguments", "drift.server_info", "drift.version", "drift.capacity"]
+    assert "Connection refused after" in row_of(report, "drift.version")["cause"]
+
+
+def test_only_what_is_named_is_compared(machine: Machine) -> None:
+    report = drift_report(Intent(UNIT), machine.build())
+    assert [row["id"] for row in report["checks"]] == ["drift.unit", "drift.port"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "equal"),
+    [
+        (8, "8", True),
+        (0.85, "0.85", True),
+        ("0.90", 0.9, True),
+        (True, True, True),
+        ("true", True, True),
+        (True, 1, False),
+        ('{"a": 1}', '{"a":1}', True),
+        ([1, 2], ["1", "2"], True),
+        ([1], 1, True),
+        ("float16", "float32", False),
+        (4, None, False),
+        ([1, 2], [1], False),
+    ],
+)
+def test_values_that_mean_the_same(wanted: t.Any, seen: t.Any, equal: bool) -> None:
+    assert same(wanted, seen) == equal
+
+
+def test_variables_that_steer_the_engine() -> None:
+    assert ENGINE_VARIABLES.match("NCCL_P2P_LEVEL")
+    assert not ENGINE_VARIABLES.match("XDG_CACHE_HOME")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({}, "no unit"),
+        ({"unit": "x", "argument": {}}, "the intent has argument"),
+        ({"unit": "x", "arguments": []}, "wanted a mapping"),
+    ],
+)
+def test_an_unusable_intent_is_refused(data: dict[str, t.Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        intent_of(data)
+
+
+# The module and the command
+
+
+def drift(run_module: RunModule, machine: Machine, check: bool = False, **options: t.Any) -> dict[str, t.Any]:
+    reality = machine.build()
+
+    def patch(module: types.ModuleType) -> None:
+        module.Reality = functools.partial(module.Reality, host=reality.host, runner=reality.runner)
+
+    return run_module("sglang_drift", {"unit": UNIT, "base_url": machine.fake.base_url, **options}, check, patch)
+
+
+def test_sglang_drift_reports(run_module: RunModule, machine: Machine, tmp_path: Path) -> None:
+    result = drift(run_module, machine, arguments={"tp-size": 4}, report_path=str(tmp_path / "drift.json"))
+    assert (result["changed"], result["report"]["ok"]) == (False, True)
+    assert result["summary"].startswith("3 of 3 checks passed in ")
+    assert json.loads((tmp_path / "drift.json").read_text()) == result["report"]
+
+
+def test_sglang_drift_fails_and_names_the_difference(run_module: RunModule, machine: Machine) -> None:
+    result = drift(run_module, machine, arguments={"tp-size": 8})
+    assert result["failed"]
+    assert "1 of 3 checks failed at http://127.0.0.1" in result["msg"]
+    assert "tp_size is 4, wanted 8" in result["msg"]
+    assert f"next command: curl -sS {machine.fake.base_url}/server_info" in result["msg"]
+
+
+def test_sglang_drift_in_check_mode_never_fails(run_module: RunModule, machine: Machine, tmp_path: Path) -> None:
+    path = tmp_path / "drift.json"
+    result = drift(run_module, machine, check=True, arguments={"tp-size": 8}, report_path=str(path))
+    assert not result.get("failed")
+    assert result["report"]["failed"] == ["drift.arguments"]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"base_url": "nonsense"}, "not an http"),
+        ({"api_key_file": "/nonexistent"}, "cannot read the API key from /nonexistent"),
+        ({"min_total_tokens": "many"}, "min_total_tokens"),
+        ({"report_path": "/nonexistent/x.json"}, "/nonexistent/x.json: No such file"),
+    ],
+)
+def test_sglang_drift_refuses_bad_arguments(
+    run_module: RunModule, machine: Machine, options: dict[str, t.Any], words: str
+) -> None:
+    result = drift(run_module, machine, **options)
+    assert result["failed"]
+    assert words in result["msg"]
+
+
+def test_the_command_without_systemd_ends_with_status_2(tmp_path: Path) -> None:
+    (tmp_path / "intent.json").write_text(json.dumps({"unit": UNIT}))
+    argv = [sys.executable, "-m", "ops.drift", "--intent", str(tmp_path / "intent.json"), "--url", "http://127.0.0.1:1"]
+    env = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(argv, cwd=ROOT / "module_utils", env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "systemctl is not installed" in done.stderr

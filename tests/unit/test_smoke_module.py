@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The sglang_smoke module as Ansible runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import typing as t
+from pathlib import Path
+
+import pytest
+import yaml
+from confusion import data
+from openai_server import MODEL, FakeServer
+from ops.smoke import suite_of
+
+ROOT = Path(__file__).parents[2]
+RunModule = t.Callable[..., "dict[str, t.Any]"]
+MODELS = sorted((ROOT / "models").glob("*.yml"))
+
+
+def smoke(run_module: RunModule, fake: FakeServer, check: bool = False, **options: t.Any) -> dict[str, t.Any]:
+    arguments = {"base_url": fake.base_url, "model": MODEL, "checks": data(20.0), **options}
+    return run_module("sglang_smoke", arguments, check)
+
+
+def test_it_passes_and_writes_its_report(run_module: RunModule, tmp_path: Path) -> None:
+    with FakeServer() as fake:
+        result = smoke(run_module, fake, profile="full", report_path=str(tmp_path / "smoke.json"))
+    assert (result["changed"], result["report"]["ok"], result["report"]["profile"]) == (False, True, "full")
+    assert json.loads((tmp_path / "smoke.json").read_text()) == result["report"]
+
+
+def test_it_fails_with_the_report(run_module: RunModule, tmp_path: Path) -> None:
+    with FakeServer("over_long_cut") as fake:
+        result = smoke(run_module, fake, report_path=str(tmp_path / "smoke.json"))
+    assert result["failed"]
+    assert result["report"]["failed"] == ["limits.over_long"]
+    assert "limits.over_long: wanted 'status 400, 413, 422 within 20 s', seen 'an answer; the server" in result["msg"]
+    assert json.loads((tmp_path / "smoke.json").read_text())["ok"] is False
+
+
+def test_the_engine_may_be_elsewhere(run_module: RunModule) -> None:
+    with FakeServer("loads_missing") as router, FakeServer() as engine:
+        result = smoke(run_module, router, engine_url=engine.base_url)
+    assert result["report"]["failed"] == ["metrics.counters"], "the other engine has counted nothing"
+
+
+def test_check_mode_examines_the_checks_and_asks_nothing(run_module: RunModule, tmp_path: Path) -> None:
+    with FakeServer() as fake:
+        result = smoke(run_module, fake, check=True, report_path=str(tmp_path / "smoke.json"))
+        refused = smoke(run_module, fake, check=True, checks={"needle": []})
+        assert fake.questions == 0
+    assert not result.get("failed")
+    assert os.listdir(tmp_path) == []
+    assert "'needle' is no kind of check" in refused["msg"]
+
+
+def test_its_key_is_never_shown(run_module: RunModule, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-from-a-file\n")
+    for options in ({"api_key": "sk-from-a-file"}, {"api_key_file": str(key)}):
+        for fault in ("none", "refused"):
+            with FakeServer(fault) as fake:
+                fake.api_key = "sk-from-a-file"
+                result = smoke(run_module, fake, profile="full", **options)
+            assert bool(result.get("failed")) == (fault == "refused")
+            assert "sk-from-a-file" not in json.dumps(result)
+            assert set(fake.seen_keys) == {"Bearer sk-from-a-file"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"base_url": "nonsense"}, "nothing was asked: 'nonsense' is not an http"),
+        ({"engine_url": "nonsense"}, "nothing was asked: 'nonsense' is not an http"),
+        ({"api_key_file": "/nonexistent"}, "cannot read the API key from /nonexistent"),
+        ({"profile": "fast"}, "must be one of: quick, full, capacity"),
+        ({"report_path": "/nonexistent/smoke.json"}, "/nonexistent/smoke.json: No such file or directory"),
+    ],
+)
+def test_bad_arguments_are_refused(run_module: RunModule, options: dict[str, t.Any], words: str) -> None:
+    with FakeServer() as fake:
+        result = smoke(run_module, fake, **options)
+    assert result["failed"]
+    assert words in result["msg"]
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_the_checks_of_a_model_are_usable(path: Path) -> None:
+    checks = suite_of(yaml.safe_load(path.read_text(encoding="utf-8"))["checks"])
+    assert len(checks.of("quick").prompts) >= 2
+    assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent)
+    assert any(needle.tokens > 2048 for needle in checks.of("full").needles)
