@@ -285,7 +285,7 @@ def _fields_row(id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.A
 
 
 def same(wanted: t.Any, seen: t.Any) -> bool:
-    """Whether a value of the command line and one of the report mean the same: 8 and "8", 0.85 and "0.85", two JSON texts."""
+    """Whether two values mean the same, from the command line and from the report: 8 and "8", or two JSON texts."""
     if isinstance(wanted, bool) or isinstance(seen, bool):
         return str(wanted).lower() == str(seen).lower()
     if isinstance(wanted, (list, tuple)) or isinstance(seen, (list, tuple)):
