@@ -134,8 +134,11 @@ def mhc(original: Callable, *args: object, **kwargs: object) -> tuple:
     kernel = state.kernels["mhc"]
     if not kernel.active:
         return original(*args, **kwargs)
-    from .ops.mhc import mhc_fused_post_pre
+    from .ops.mhc import mhc_fused_post_pre, min_tokens
 
+    x = args[0] if args else kwargs["x"]
+    if x.numel() // x.shape[-1] < min_tokens(x.device):
+        return original(*args, **kwargs)  # SGLang's is faster for so few tokens
     kernel.metrics.count()
     return mhc_fused_post_pre(*args, **kwargs)
 
