@@ -8,6 +8,7 @@ those after it meaningless, so run the file with -x when you look for the cause.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -209,6 +210,34 @@ def test_reboot_brings_everything_back(host: SiteHost) -> None:
     )
     assert host.shell(f"systemctl is-active {PROMETHEUS}") == "active"
     assert host.play("smoke.yml").changed == 0
+
+
+def test_a_failed_start_is_explained_and_healed_by_the_next_run(host: SiteHost) -> None:
+    """The play ends when the engine does, not at the time limit, and says what to change."""
+    arguments = '{"sglang_serve_arguments_custom": {"no-such-flag": true}}'
+    started = time.monotonic()
+    run = host.play("site.yml", "-e", arguments, status=None)
+    assert run.status != 0
+    assert time.monotonic() - started < START_SECONDS / 2
+    message = " ".join(run.output.split())
+    for text in ("unrecognized arguments: --no-such-flag", "sglang_serve_arguments_custom", "journalctl -u"):
+        assert text in message, run.output[-3000:]
+    host.play("site.yml")
+    assert host.answers()
+
+
+def test_an_engine_that_never_starts_is_given_up(host: SiteHost) -> None:
+    """The start limit must be reachable: a unit that is restarted for ever hides its failure."""
+    override = f"/run/systemd/system/{ENGINE}.d"
+    host.shell(f"systemctl stop {ENGINE}; mkdir -p {override}")
+    host.shell(
+        f"printf '[Service]\\nExecStart=\\nExecStart=/bin/false\\n' > {override}/broken.conf; systemctl daemon-reload"
+    )
+    host.shell(f"systemctl start --no-block {ENGINE}")
+    eventually(lambda: host.shell(f"systemctl show -P ActiveState {ENGINE}") == "failed", 60, "giving up")
+    assert host.shell(f"systemctl show -P NRestarts {ENGINE}") == "2"
+    host.shell(f"rm -r {override}; systemctl daemon-reload; systemctl reset-failed {ENGINE}; systemctl start {ENGINE}")
+    assert host.answers()
 
 
 def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:
