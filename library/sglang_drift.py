@@ -32,7 +32,9 @@ options:
     description: File on the host that holds the API key.
     type: path
   config_sha256:
-    description: The configuration hash (C(OPS_CONFIG_SHA256)) that the main process must have been started with.
+    description:
+      - The configuration hash (C(OPS_CONFIG_SHA256)) that the main process must have been started with.
+      - The default is the one in the unit file.
     type: str
   arguments:
     description:

@@ -58,7 +58,7 @@ class Intent:
     arguments are the engine's options by their name on the command line, False meaning "not given". environment are
     the variables that the unit sets. release is the directory of the virtual environment, a link or not. server_info
     are further fields that the server must report, such as a backend. min_total_tokens is the planned size of the KV
-    pool.
+    pool. config_sha256 is the hash of the wanted configuration; without one the unit file's own counts.
     """
 
     unit: str
@@ -118,7 +118,6 @@ def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
 
 def _asked(id: str, intent: Intent) -> bool:
     named = {
-        "drift.config": intent.config_sha256,
         "drift.release": intent.release,
         "drift.environment": intent.environment,
         "drift.arguments": intent.arguments,
@@ -164,12 +163,20 @@ def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
 
 
 def config_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
-    """The process was started with the configuration that was rendered last."""
+    """The process was started with the configuration that was rendered last: the intent's, or that of the unit file."""
     running = (reality.environment(state.main_pid) or {}).get(systemd.CONFIG_HASH_VARIABLE)
-    cause = "" if running == intent.config_sha256 else "the process was started with another configuration: restart it"
+    wanted = intent.config_sha256 or _hash_on_disk(state, reality.host)
+    command = f"systemctl show {intent.unit} --property=Environment,MainPID"
+    if wanted is None:
+        return skipped_row("drift.config", "the configuration of the unit file", "the unit file has no hash", command)
+    cause = "" if running == wanted else "the process was started with another configuration: restart it"
     seen = f"configuration {running or 'without a hash'}"
-    wanted = f"configuration {intent.config_sha256}"
-    return _row("drift.config", wanted, seen, cause, f"systemctl show {intent.unit} --property=Environment,MainPID")
+    return _row("drift.config", f"configuration {wanted}", seen, cause, command)
+
+
+def _hash_on_disk(state: systemd.UnitState, host: Host) -> str | None:
+    found = re.search(rf"{systemd.CONFIG_HASH_VARIABLE}=([0-9a-f]+)", host.read(state.fragment_path))
+    return found[1] if found else None
 
 
 def port_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:

@@ -29,7 +29,6 @@ INTENT = Intent(
     arguments={"tp-size": 4, "dtype": "float32", "enable-metrics": True, "max-total-tokens": False, "api-key": "sk-1"},
     environment={"SGLANG_X": "1", "HF_TOKEN": "hf_secret"},
     server_info={"attention_backend": "dsv4"},
-    config_sha256="n" * 64,
     release="/opt/sglang/current/venv",
     version="0.5.23",
     min_total_tokens=16000,
@@ -48,6 +47,7 @@ class Machine:
     smi: tuple[int, str] = (0, SMI)
     owner: str = "engine.service"
     drop_ins: str = ""
+    on_disk: str = "a" * 64
     unit: dict[str, str] = field(default_factory=dict)
 
     def build(self) -> Reality:
@@ -59,7 +59,7 @@ class Machine:
         for pid, unit in ((100, UNIT), (101, UNIT), (102, UNIT), (200, "other.service")):
             self.write(f"proc/{pid}/cgroup", f"0::/system.slice/{unit}\n")
             self.write(f"proc/{pid}/comm", "sglang\n")
-        environment = {"OPS_CONFIG_SHA256": "n" * 64, "SGLANG_X": "1", "HF_TOKEN": "hf_secret", **self.environment}
+        environment = {"OPS_CONFIG_SHA256": "a" * 64, "SGLANG_X": "1", "HF_TOKEN": "hf_secret", **self.environment}
         self.write("proc/100/environ", "\0".join(f"{name}={value}" for name, value in environment.items() if value))
         self.write("proc/100/maps", f"7f r-xp 0 0:0 1  {self.library()}\n7f r-xp 0 0:0 2  /usr/lib/libc.so.6\n")
         port = int(self.fake.base_url.rsplit(":", 1)[1])
@@ -67,6 +67,7 @@ class Machine:
         row = f"0: {address} 00000000:0000 0A 0:0 0:0 0 0 0 777"
         self.write("proc/net/tcp", f"header\n{row}\n")
         self.write("proc/net/tcp6", "header\n")
+        self.write("etc/systemd/system/engine.service", f"[Service]\nEnvironment=OPS_CONFIG_SHA256={self.on_disk}\n")
         holder = {"engine.service": 100, "other.service": 200}[self.owner]
         descriptors = self.root / f"proc/{holder}/fd"
         descriptors.mkdir(exist_ok=True)
@@ -108,8 +109,9 @@ DIFFERENCES: list[tuple[dict[str, t.Any], str, str]] = [
     ({"unit": {"NeedDaemonReload": "yes"}}, "drift.unit", "the unit file was changed and not loaded"),
     ({"unit": {"ActiveState": "deactivating"}}, "drift.unit", "the unit is not running"),
     ({"drop_ins": "/etc/systemd/system/engine.service.d/x.conf"}, "drift.unit", "engine.service.d/x.conf"),
-    ({"environment": {"OPS_CONFIG_SHA256": "o" * 64}}, "drift.config", "restart it"),
+    ({"environment": {"OPS_CONFIG_SHA256": "b" * 64}}, "drift.config", "restart it"),
     ({"environment": {"OPS_CONFIG_SHA256": ""}}, "drift.config", "restart it"),
+    ({"on_disk": "b" * 64}, "drift.config", "restart it"),
     ({"owner": "other.service"}, "drift.port", "another server answers"),
     ({"release": "b"}, "drift.release", "another release"),
     ({"environment": {"SGLANG_X": "0"}}, "drift.environment", "another environment"),
@@ -176,7 +178,17 @@ def test_a_silent_server_fails_the_rows_that_need_it(machine: Machine) -> None:
 
 def test_only_what_is_named_is_compared(machine: Machine) -> None:
     report = drift_report(Intent(UNIT), machine.build())
-    assert [row["id"] for row in report["checks"]] == ["drift.unit", "drift.port"]
+    assert [row["id"] for row in report["checks"]] == ["drift.unit", "drift.config", "drift.port"]
+
+
+def test_a_hash_of_the_intent_counts_more_than_that_of_the_unit_file(machine: Machine) -> None:
+    report = drift_report(replace(INTENT, config_sha256="c" * 64), machine.build())
+    assert report["failed"] == ["drift.config"]
+
+
+def test_a_unit_file_without_a_hash_is_not_judged(machine: Machine) -> None:
+    machine.on_disk = ""
+    assert drift_report(Intent(UNIT), machine.build())["skipped"] == ["drift.config"]
 
 
 @pytest.mark.parametrize(
@@ -233,14 +245,14 @@ def drift(run_module: RunModule, machine: Machine, check: bool = False, **option
 def test_sglang_drift_reports(run_module: RunModule, machine: Machine, tmp_path: Path) -> None:
     result = drift(run_module, machine, arguments={"tp-size": 4}, report_path=str(tmp_path / "drift.json"))
     assert (result["changed"], result["report"]["ok"]) == (False, True)
-    assert result["summary"].startswith("3 of 3 checks passed in ")
+    assert result["summary"].startswith("4 of 4 checks passed in ")
     assert json.loads((tmp_path / "drift.json").read_text()) == result["report"]
 
 
 def test_sglang_drift_fails_and_names_the_difference(run_module: RunModule, machine: Machine) -> None:
     result = drift(run_module, machine, arguments={"tp-size": 8})
     assert result["failed"]
-    assert "1 of 3 checks failed at http://127.0.0.1" in result["msg"]
+    assert "1 of 4 checks failed at http://127.0.0.1" in result["msg"]
     assert "tp_size is 4, wanted 8" in result["msg"]
     assert f"next command: curl -sS {machine.fake.base_url}/server_info" in result["msg"]
 

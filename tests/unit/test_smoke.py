@@ -140,7 +140,7 @@ def test_evidence_of_a_healthy_run() -> None:
 
 def test_a_mix_up_names_the_other_client() -> None:
     with FakeServer("crossed") as fake:
-        report = full(fake)
+        report = full(fake, Suite(concurrent=suite().concurrent))
     faults = [fault for one in row_of(report, "concurrent.capitals")["tries"] for fault in one["faults"]]
     assert any(re.fullmatch(r"this is the answer to 'What is the capital of \w+\?', .*", f["reason"]) for f in faults)
 
