@@ -6,34 +6,25 @@ an older container holds the port, or the engine chose another backend than it w
 
 Nothing secret is read from the server (its report also holds keys), and no value of a variable whose name looks like a
 secret is ever shown.
-
-Used by the sglang_drift module and, without Ansible, by a timer on the host:
-
-    python3 -m ops.drift --intent FILE --url http://127.0.0.1:30001 --metrics-file FILE
-
-The command ends with status 0 when nothing differs, 1 when something does, 2 when it could not look.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
 import re
-import sys
 import time
 import typing as t
 from dataclasses import dataclass, field
 
 from . import systemd
-from .http import Client, HttpError, read_token
+from .http import Client, HttpError
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
-from .report import Row, build_report, exposition, failure_text, skipped_row, summary_text, write_report, write_text
+from .report import Row, build_report, skipped_row
 
 INFO_PATH = "/server_info"
-METRIC_PREFIX = "sglang_drift"
 # Command-line names whose field in /server_info has another one.
 ALIASES = {
     "tp": "tp_size",
@@ -98,20 +89,25 @@ class Reality:
         return systemd.process_environment(pid, self.host.path("/proc"))
 
 
-def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
+def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
     """Compare everything. Raises SystemdError and PermissionError."""
-    started, start = time.time(), time.monotonic()
     state = systemd.show(intent.unit, reality.runner)
     rows = [unit_row(intent, state, reality)]
     if not state.main_pid:
         why = f"{intent.unit} has no main process: {state.words()}"
-        rows += [skipped_row(id, "as intended", why) for id in _PROCESS_ROWS if _asked(id, intent)]
-        rows += [skipped_row(id, "as intended", why) for id in _SERVER_ROWS if _asked(id, intent)]
+        rows += [skipped_row(id, "as intended", why) for id in (*_PROCESS_ROWS, *_SERVER_ROWS) if _asked(id, intent)]
     else:
         rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
         rows += server_rows(intent, reality)
     if intent.gpus:
         rows.append(gpu_row(intent, reality))
+    return rows
+
+
+def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
+    """The rows as a report. Raises SystemdError and PermissionError."""
+    started, start = time.time(), time.monotonic()
+    rows = drift_rows(intent, reality)
     head = {"unit": intent.unit, "base_url": reality.client.base_url}
     return build_report(rows, started, time.monotonic() - start, **head)
 
@@ -353,31 +349,3 @@ def gpu_row(intent: Intent, reality: Reality) -> Row:
         cause = "no process of the engine is on a GPU"
     seen = "; ".join(foreign) or f"{owned} processes of {intent.unit}"
     return _row("drift.gpus", wanted, seen, cause, command)
-
-
-def main(argv: t.Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="ops.drift", description="Compare what runs with what was meant.")
-    parser.add_argument("--intent", required=True, help="JSON file with the intent")
-    parser.add_argument("--url", required=True, help="base URL of the engine, such as http://127.0.0.1:30001")
-    parser.add_argument("--api-key-file", help="file that holds the API key")
-    parser.add_argument("--report", help="file for the report (JSON)")
-    parser.add_argument("--metrics-file", help="file for node_exporter's textfile collector")
-    arguments = parser.parse_args(argv)
-    started = time.time()
-    try:
-        with open(arguments.intent, encoding="utf-8") as handle:
-            intent = intent_of(json.load(handle))
-        client = Client(arguments.url, read_token(token_file=arguments.api_key_file))
-        report = drift_report(intent, Reality(client))
-    except (OSError, ValueError, systemd.SystemdError) as error:
-        parser.error(str(error))
-    if arguments.report:
-        write_report(arguments.report, report)
-    if arguments.metrics_file:
-        write_text(arguments.metrics_file, exposition(METRIC_PREFIX, report, started))
-    sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
-    return 0 if report["ok"] else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -5,7 +5,8 @@ Used by the sglang_smoke module and, without Ansible, by a timer on the host:
 
     python3 -m ops.smoke --suite FILE --url http://127.0.0.1:30001 --model NAME --profile quick --metrics-file FILE
 
-The command ends with status 0 when no check failed, 1 when one did, 2 for wrong arguments.
+With --intent the report begins with what differs from the intent, see drift.py. The command ends with status 0 when no
+check failed, 1 when one did, 2 when it could not begin.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 import typing as t
 from dataclasses import dataclass
 
+from .drift import Reality, drift_rows, intent_of
 from .http import Client, read_token
 from .probe import Capacity, capacity
 from .prompt_checks import PROFILES, PromptCheck, Target, check_problem, fault_rows, model_row, prompt_row
@@ -33,6 +35,7 @@ from .service_checks import (
     ToolCheck,
     reading,
 )
+from .systemd import SystemdError
 
 # After so many silent checks in a row the others are not run.
 UNANSWERED_LIMIT = 2
@@ -211,14 +214,18 @@ def run(
     key_file: str | None = None,
     engine: Client | None = None,
     budget_s: float | None = None,
+    before: t.Sequence[Row] = (),
 ) -> dict[str, t.Any]:
-    """Run the checks of a profile and return the report. A server that stays silent is not asked to the end."""
+    """Run the checks of a profile and return the report. A server that stays silent is not asked to the end.
+
+    before are rows that stand in front of the others in the report.
+    """
     started, start = time.time(), time.monotonic()
     chosen = suite.of(profile)
     budget = BUDGET_S[profile] if budget_s is None else budget_s
     target = Target(client, model, key_file, start + budget)
     engine = engine or client
-    rows = [model_row(target)]
+    rows = [*before, model_row(target)]
     resting, counters = reading(engine) if chosen.looks_at_engine else (None, None)
     scene = Scene(target, engine, capacity(client) if chosen.looks_at_engine else Capacity(), resting, counters)
     asked: list[Row] = []
@@ -260,10 +267,20 @@ def _unrun(id: str, done: t.Sequence[Row], target: Target, budget: float) -> Row
     return None
 
 
+def _read_json(path: str) -> dict[str, t.Any]:
+    """The object in a JSON file. Raises OSError, and ValueError that names the file."""
+    with open(path, encoding="utf-8") as handle:
+        try:
+            return _mapping(json.load(handle), path)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from None
+
+
 def main(argv: t.Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="ops.smoke", description="Ask a served model questions with known answers.")
     parser.add_argument("--suite", required=True, help="JSON file with the checks")
     parser.add_argument("--url", required=True, help="base URL, such as http://127.0.0.1:30001")
+    parser.add_argument("--intent", help="JSON file with what must run; compared with what does")
     parser.add_argument("--engine-url", help="base URL of /metrics and /v1/loads, when it is another one")
     parser.add_argument("--model", required=True, help="name under which the model must be served")
     parser.add_argument("--profile", choices=PROFILES, default="quick")
@@ -271,20 +288,16 @@ def main(argv: t.Sequence[str] | None = None) -> int:
     parser.add_argument("--report", help="file for the report (JSON)")
     parser.add_argument("--metrics-file", help="file for node_exporter's textfile collector")
     arguments = parser.parse_args(argv)
+    started = time.time()
     try:
-        with open(arguments.suite, encoding="utf-8") as handle:
-            suite = suite_of(json.load(handle))
+        suite = suite_of(_read_json(arguments.suite))
         token = read_token(token_file=arguments.api_key_file)
         client = Client(arguments.url, token)
-        engine = Client(arguments.engine_url, token) if arguments.engine_url else None
-    except OSError as error:
-        parser.error(f"cannot read {arguments.suite}: {error.strerror}")
-    except ValueError as error:
-        parser.error(
-            f"{arguments.suite}: {error}" if isinstance(error, (SuiteError, json.JSONDecodeError)) else str(error)
-        )
-    started = time.time()
-    report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine)
+        engine = Client(arguments.engine_url, token) if arguments.engine_url else client
+        drift = drift_rows(intent_of(_read_json(arguments.intent)), Reality(engine)) if arguments.intent else []
+    except (OSError, ValueError, SystemdError) as error:
+        parser.error(str(error))
+    report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine=engine, before=drift)
     if arguments.report:
         write_report(arguments.report, report)
     if arguments.metrics_file:

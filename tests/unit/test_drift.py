@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import types
 import typing as t
 from dataclasses import dataclass, field, replace
@@ -20,7 +17,6 @@ from ops.http import Client
 from ops.preflight import Host
 from scripted_systemd import RUNNING, ScriptedSystemd
 
-ROOT = Path(__file__).parents[2]
 RunModule = t.Callable[..., "dict[str, t.Any]"]
 UNIT = "engine.service"
 SMI = "101, 00000000:01:00.0, 41000 MiB\n102, 00000000:21:00.0, 41000 MiB\n"
@@ -230,7 +226,7 @@ def test_an_unusable_intent_is_refused(data: dict[str, t.Any], words: str) -> No
         intent_of(data)
 
 
-# The module and the command
+# The module
 
 
 def drift(run_module: RunModule, machine: Machine, check: bool = False, **options: t.Any) -> dict[str, t.Any]:
@@ -280,12 +276,3 @@ def test_sglang_drift_refuses_bad_arguments(
     result = drift(run_module, machine, **options)
     assert result["failed"]
     assert words in result["msg"]
-
-
-def test_the_command_without_systemd_ends_with_status_2(tmp_path: Path) -> None:
-    (tmp_path / "intent.json").write_text(json.dumps({"unit": UNIT}))
-    argv = [sys.executable, "-m", "ops.drift", "--intent", str(tmp_path / "intent.json"), "--url", "http://127.0.0.1:1"]
-    env = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(argv, cwd=ROOT / "module_utils", env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "systemctl is not installed" in done.stderr

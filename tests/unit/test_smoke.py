@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -252,9 +253,10 @@ def test_all_problems_are_named_at_once() -> None:
 # The command
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "ops.smoke", *arguments]
-    return subprocess.run(argv, cwd=ROOT / "module_utils", capture_output=True, text=True, check=False)
+    env = {**os.environ, "PATH": path}
+    return subprocess.run(argv, cwd=ROOT / "module_utils", env=env, capture_output=True, text=True, check=False)
 
 
 def test_the_command_writes_report_and_metrics(tmp_path: Path) -> None:
@@ -279,10 +281,33 @@ def test_the_command_writes_report_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("{", "Expecting property name"), ('{"needle": []}', "'needle' is no kind of check")]
+    ("name", "text", "words"),
+    [
+        ("suite.json", "{", "suite.json is no JSON: Expecting property name"),
+        ("suite.json", '{"needle": []}', "'needle' is no kind of check"),
+        ("intent.json", '{"units": "x"}', "the intent has units"),
+        ("intent.json", '{"unit": "x.service"}', "systemctl is not installed"),
+    ],
 )
-def test_the_command_refuses_a_bad_suite(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "suite.json").write_text(text)
-    done = command("--suite", str(tmp_path / "suite.json"), "--url", "http://127.0.0.1:1", "--model", "m")
+def test_the_command_refuses_what_it_can_not_use(tmp_path: Path, name: str, text: str, words: str) -> None:
+    for file, content in {"suite.json": "{}", "intent.json": '{"unit": "x.service"}', name: text}.items():
+        (tmp_path / file).write_text(content)
+    options = ["--suite", str(tmp_path / "suite.json"), "--intent", str(tmp_path / "intent.json")]
+    done = command(*options, "--url", "http://127.0.0.1:1", "--model", "m", path=str(tmp_path))
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_the_command_puts_drift_into_the_same_report(tmp_path: Path) -> None:
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho ActiveState=inactive\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    (tmp_path / "suite.json").write_text(json.dumps(data(20.0)))
+    (tmp_path / "intent.json").write_text('{"unit": "x.service"}')
+    options = ["--suite", str(tmp_path / "suite.json"), "--intent", str(tmp_path / "intent.json")]
+    with FakeServer() as fake:
+        files = ["--metrics-file", str(tmp_path / "smoke.prom")]
+        path = f"{tmp_path}:/bin"
+        done = command(*options, "--url", fake.base_url, "--model", MODEL, *files, path=path)
+    assert done.returncode == 1, done.stderr
+    assert "drift.unit: wanted 'active, as on disk" in done.stdout
+    assert 'sglang_smoke_check_ok{check="drift.unit"} 0\n' in (tmp_path / "smoke.prom").read_text()
