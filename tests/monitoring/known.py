@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every metric that exists, from whoever exports it: the engine as recorded, and our own producers as they are."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+import runpy
+from dataclasses import dataclass
+from pathlib import Path
+
+import generate
+import yaml
+from ops import memory_plan_report
+
+ROOT = Path(__file__).parents[2]
+METRICS = Path(__file__).parent / "metrics"
+# Labels that Prometheus adds to what it scrapes.
+TARGET = {"job", "instance", "role"}
+# Prometheus makes these itself.
+BUILT_IN = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A family as exported; kind is Prometheus's type."""
+
+    kind: str
+    labels: frozenset[str]
+
+
+def recorded(name: str) -> dict[str, Metric]:
+    """Return the families of a recorded page: name, type, labels."""
+    with (METRICS / name).open() as stream:
+        rows = list(csv.DictReader(stream, delimiter="\t"))
+    return {row["name"]: Metric(row["type"], frozenset(row["labels"].split(","))) for row in rows}
+
+
+def kernel_metrics() -> dict[str, Metric]:
+    """Return the families of the kernel package, from the constants of its source."""
+    tree = ast.parse((ROOT / "kernels/src/dsv4_sm120/metrics.py").read_text())
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    labels = frozenset(values["LABELS"])
+    return {values["ACTIVE"]: Metric("gauge", labels), values["CALLS"] + "_total": Metric("counter", labels)}
+
+
+def state_metrics() -> dict[str, Metric]:
+    """Return the families of the host's state page."""
+    families = runpy.run_path(str(ROOT / "roles/node_exporter/files/state_metrics.py"))["FAMILIES"]
+    return {
+        name: Metric("gauge", frozenset({"unit", "role", "device", "model", "result", "path"})) for name in families
+    }
+
+
+def gpu_metrics() -> dict[str, Metric]:
+    """Return the families of the GPU exporter, from its source: NVML is not needed to read it."""
+    text = (ROOT / "roles/gpu_exporter/files/gpu_exporter.py").read_text()
+    names = set(re.findall(r'"(gpu_[a-z_]+)"', text))
+    labels = frozenset({"gpu", "pci", "reason", "xid"})
+    return {
+        (name + "_total" if name == "gpu_xid_errors" else name): Metric(
+            "counter" if name == "gpu_xid_errors" else "gauge", labels
+        )
+        for name in names
+    }
+
+
+def plan_metrics() -> dict[str, Metric]:
+    """Return the families of the memory plan, from its source."""
+    text = Path(memory_plan_report.__file__).read_text()
+    labels = frozenset({"role", "pool", "quantity", "session_tokens"})
+    return {name: Metric("gauge", labels) for name in set(re.findall(r'"(ops_memory_plan_[a-z_]+)"', text))}
+
+
+def recording_rules() -> dict[str, Metric]:
+    """Return the series that our own rules record."""
+    groups = yaml.safe_load(generate.RULES.read_text())["groups"]
+    names = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    return {name: Metric("gauge", frozenset({"pool", "stage"})) for name in names}
+
+
+def everything() -> dict[str, Metric]:
+    """Return name -> metric, for whatever a rule or panel may use."""
+    found = recorded("sglang-0.5.23.tsv") | recorded("node-exporter-1.5.0.tsv")
+    found |= kernel_metrics() | state_metrics() | gpu_metrics() | plan_metrics() | recording_rules()
+    return found | {name: Metric("gauge", frozenset(labels)) for name, labels in BUILT_IN.items()}
+
+
+def family(name: str, known: dict[str, Metric]) -> str | None:
+    """Return the family that a series belongs to: a histogram's are _bucket, _sum and _count."""
+    if name in known:
+        return name
+    for suffix in ("_bucket", "_sum", "_count"):
+        base = name.removesuffix(suffix)
+        if base != name and base in known and known[base].kind == "histogram":
+            return base
+    return None
