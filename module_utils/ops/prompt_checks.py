@@ -188,7 +188,9 @@ def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
     usage_problem = _usage_problem(answer.usage)
     if usage_problem:
         fault("usage", usage_problem)
-    for where, text in (("content", answer.text), ("reasoning", answer.reasoning)):
+    texts = [("content", answer.text), ("reasoning", answer.reasoning)]
+    texts += [("tool call", str(call.get("arguments", ""))) for call in answer.tool_calls]
+    for where, text in texts:
         unit = find_loop(text)
         if unit:
             fault("loop", f"the {where} repeats {unit[:60]!r}")

@@ -92,6 +92,7 @@ FAULTS = {
     "metrics_frozen": "the counters on /metrics stand still",
     "metrics_missing": "there is no /metrics",
     "json_as_prose": "JSON mode is ignored: the JSON stands in a block of Markdown",
+    "tool_arguments_loop": "the arguments of a tool call repeat a word until max_tokens",
     "tool_loop": "the tool is called again and again, whatever it returns",
     "tool_result_unseen": "the answer after a tool call does not use the tool's result",
     "thinking_always": "there is reasoning although thinking is off",
@@ -475,8 +476,10 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
             arguments = '{"city": "London"}'
         if fault == "tool_broken_arguments":
             arguments = '{"city": "Paris'
+        if fault == "tool_arguments_loop":
+            arguments = '{"city": "' + "nooh_" * 20
         tool_calls = [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]
-        content, finish_reason = "", "tool_calls"
+        content, finish_reason = "", "length" if fault == "tool_arguments_loop" else "tool_calls"
         if fault == "tool_as_text":
             content = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
             tool_calls, finish_reason = None, "stop"

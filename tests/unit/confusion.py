@@ -147,6 +147,7 @@ CAUGHT: dict[str, set[str]] = {
     "tool_as_text": {*TOOLS, "answer.expected", "answer.markers"},
     "tool_wrong_arguments": {*TOOLS, "answer.expected"},
     "tool_broken_arguments": {*TOOLS, "answer.expected"},
+    "tool_arguments_loop": {*TOOLS, "answer.expected", "answer.loop", "answer.finish_reason"},
     "tool_loop": {"tool.weather", "answer.tool_loop"},
     "tool_result_unseen": {"tool.weather", "answer.expected"},
     "metrics_frozen": {"metrics.counters"},
