@@ -108,10 +108,12 @@ class SiteHost:
     def play_until(self, text: str, playbook: str, *arguments: str) -> None:
         """Run a playbook and kill it, with everything it started, as soon as it prints `text`."""
         command = self.command(playbook, *arguments)
+        # Without this, Ansible prints a task's title only when it knows that the task is not skipped.
+        environment = {**self.environment, "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
         with subprocess.Popen(
             command,
             cwd=CHECKOUT,
-            env=self.environment,
+            env=environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -65,7 +65,7 @@ def test_inventory_sets_and_reads_variables_that_exist(path):
 def test_model_has_what_the_wiring_asks_for(path):
     model = load(path)
     asked = re.findall(r"__site_model\.([a-z_.0-9]+)( \| default)?", str(WIRING))
-    assert {"name", "store.source", "prompts"} <= {key for key, _ in asked}
+    assert {"name", "store.source", "checks"} <= {key for key, _ in asked}
     for key, has_default in asked:
         value = model
         for part in key.split("."):
@@ -78,7 +78,7 @@ def test_model_has_what_the_wiring_asks_for(path):
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_model_asks_questions_with_checkable_answers(path):
-    prompts = load(path)["prompts"]
+    prompts = load(path)["checks"]["prompts"]
     assert len({prompt["id"] for prompt in prompts}) == len(prompts) > 0
     assert [fault for prompt in prompts if (fault := check_expectation(prompt["expect"]))] == []
 

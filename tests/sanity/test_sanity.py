@@ -95,7 +95,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_modules_are_in_the_collection(collection: Path) -> None:
     modules = {path.stem for path in (collection / "plugins" / "modules").glob("*.py")}
     assert modules == {path.stem for path in (ROOT / "library").glob("*.py")}
-    assert modules >= {"sglang_ready", "sglang_prompt", "service_state", "prometheus_query_info"}
+    assert modules >= {"sglang_ready", "sglang_smoke", "service_state", "prometheus_query_info"}
 
 
 @pytest.mark.parametrize("name", TESTS)

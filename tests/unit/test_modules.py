@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import json
 import os
 import sys
 import types
@@ -25,8 +24,6 @@ RunModule = t.Callable[..., "dict[str, t.Any]"]
 UNIT = "engine.service"
 NEW, OLD = "n" * 64, "o" * 64
 OWN = {**RUNNING, "MainPID": str(os.getpid())}
-CAPITAL = {"id": "capital", "prompt": "What is the capital of France?", "expect": {"kind": "word", "value": "Paris"}}
-PRODUCT = {"id": "product", "prompt": "What is 17*23?", "expect": {"kind": "integer", "value": 391}}
 
 
 # service_state
@@ -252,97 +249,6 @@ def test_sglang_ready_refuses_bad_arguments(run_module: RunModule, options: dict
     result = ready(run_module, ScriptedSystemd(RUNNING), **arguments)
     assert result["failed"]
     assert words in result["msg"]
-
-
-# sglang_prompt
-
-
-def prompt(
-    run_module: RunModule, fake: FakeServer, check: bool = False, checks: t.Any = None, **options: t.Any
-) -> dict[str, t.Any]:
-    arguments = {"base_url": fake.base_url, "model": MODEL, "checks": checks or [CAPITAL, PRODUCT], **options}
-    return run_module("sglang_prompt", arguments, check)
-
-
-def test_sglang_prompt_passes_and_writes_its_report(run_module: RunModule, tmp_path: Path) -> None:
-    with FakeServer() as fake:
-        result = prompt(run_module, fake, report_path=str(tmp_path / "smoke.json"))
-    assert (result["changed"], result["report"]["ok"]) == (False, True)
-    assert result["summary"].startswith("16 of 16 checks passed in ")
-    assert json.loads((tmp_path / "smoke.json").read_text()) == result["report"]
-
-
-def test_sglang_prompt_fails_with_the_report(run_module: RunModule, tmp_path: Path) -> None:
-    with FakeServer("digits_inside") as fake:
-        result = prompt(run_module, fake, report_path=str(tmp_path / "smoke.json"))
-    assert result["failed"]
-    assert result["report"]["failed"] == ["prompt.product", "answer.expected"]
-    assert "wanted 'integer: 391', seen '1391'" in result["msg"]
-    assert json.loads((tmp_path / "smoke.json").read_text())["ok"] is False
-
-
-def test_sglang_prompt_in_check_mode_asks_and_writes_nothing(run_module: RunModule, tmp_path: Path) -> None:
-    with FakeServer() as fake:
-        result = prompt(run_module, fake, check=True, report_path=str(tmp_path / "smoke.json"))
-        assert fake.questions == 0
-    assert result["changed"] is False
-    assert os.listdir(tmp_path) == []
-
-
-def test_sglang_prompt_never_shows_its_key(run_module: RunModule, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("sk-from-a-file\n")
-    for options in ({"api_key": "sk-from-a-file"}, {"api_key_file": str(key)}):
-        for fault in ("none", "refused"):
-            with FakeServer(fault) as fake:
-                fake.api_key = "sk-from-a-file"
-                result = prompt(run_module, fake, **options)
-            assert bool(result.get("failed")) == (fault == "refused")
-            assert "sk-from-a-file" not in json.dumps(result)
-            assert set(fake.seen_keys) == {"Bearer sk-from-a-file"}
-
-
-def test_sglang_prompt_sends_what_the_check_says(run_module: RunModule) -> None:
-    tool = {
-        "id": "tool",
-        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
-        "tools": [{"type": "function", "function": {"name": "weather"}}],
-        "expect": {"kind": "tool_call", "value": {"name": "weather", "arguments": {"city": "Paris"}}},
-        "stream": "never",
-    }
-    thinking = {**CAPITAL, "chat_template_kwargs": {"thinking": True}, "reasoning": "required", "stream": "only"}
-    with FakeServer() as fake:
-        result = prompt(run_module, fake, checks=[tool, thinking])
-        assert fake.questions == 2
-    assert result["report"]["ok"]
-
-
-@pytest.mark.parametrize(
-    ("checks", "words"),
-    [
-        ([{**CAPITAL, "expect": {"kind": "contains", "value": "Paris"}}], "kind is 'contains', known are"),
-        ([CAPITAL, CAPITAL], "check id 'capital' is used twice"),
-        ([{**CAPITAL, "tries": 0}], "tries is 0"),
-        ([{**CAPITAL, "messages": [{"role": "user", "content": "x"}]}], "mutually exclusive: prompt|messages"),
-        ([{"id": "a", "expect": {"kind": "non_empty"}}], "one of the following is required: prompt, messages"),
-        ([{**CAPITAL, "max_token": 3}], "Unsupported parameters"),
-        ([{**CAPITAL, "stream": "yes"}], "must be one of: both, only, never"),
-    ],
-)
-def test_sglang_prompt_refuses_bad_checks(run_module: RunModule, checks: t.Any, words: str) -> None:
-    with FakeServer() as fake:
-        result = prompt(run_module, fake, checks=checks)
-        assert fake.questions == 0
-    assert result["failed"]
-    assert words in result["msg"]
-
-
-def test_sglang_prompt_says_where_a_report_cannot_be_written(run_module: RunModule) -> None:
-    with FakeServer() as fake:
-        result = prompt(run_module, fake, report_path="/nonexistent/smoke.json")
-    assert result["failed"]
-    assert "/nonexistent/smoke.json: No such file or directory" in result["msg"]
-    assert result["report"]["ok"]
 
 
 # prometheus_query_info
