@@ -17,6 +17,8 @@ from site_host import CHECKOUT, ENGINE, PROMETHEUS, SiteHost, difference, eventu
 pytestmark = pytest.mark.integration
 API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 START_SECONDS = 420
+# What a changed argument of the engine may change on the host.
+EXPECTED = ("sglang_serve : Write", "service_unit : ", "sglang_canary : Write")
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,17 @@ def test_smoke_is_green_and_changes_nothing(host: SiteHost) -> None:
     assert '"prompt.capital_of_france"' in report
 
 
+def test_the_canary_asks_by_itself(host: SiteHost) -> None:
+    assert host.shell("systemctl is-enabled sglang-canary.timer") == "enabled"
+    assert host.shell("systemctl is-active sglang-canary.timer") == "active"
+    host.shell("systemctl start sglang-canary.service")
+    assert host.shell("systemctl show -P Result sglang-canary.service") == "success"
+
+
+def test_doctor_finds_nothing(host: SiteHost) -> None:
+    assert host.play("playbooks/doctor.yml").changed == 0
+
+
 def test_only_known_ports_are_public(host: SiteHost) -> None:
     listening = set(host.shell("ss -ltnH | awk '{print $4}'").splitlines())
     public = {address for address in listening if not address.startswith(("127.", "[::1]"))}
@@ -173,9 +186,7 @@ def test_one_variable_restarts_that_unit_only(host: SiteHost) -> None:
     run = host.play("site.yml", "-e", "sglang_serve_context_length=4096")
     assert host.main_pid(ENGINE) not in (0, engine)
     assert host.main_pid(PROMETHEUS) == prometheus
-    assert [
-        task for task in run.changed_tasks() if not task.startswith(("sglang_serve : Write", "service_unit : "))
-    ] == []
+    assert [task for task in run.changed_tasks() if not task.startswith(EXPECTED)] == []
     assert "--context-length 4096" in host.shell("cat /etc/sglang/launch-unified.sh")
 
 
