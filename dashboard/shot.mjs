@@ -26,7 +26,7 @@ await page.waitForTimeout(2000); // the canvases are drawn after the data is the
 const panels = await page.$$eval('.panel', (all) => all.map((panel) => ({
   ...panel.dataset,
   canvases: panel.querySelectorAll('canvas').length,
-  text: panel.innerText.replace(/\s+/g, ' ').slice(0, 160),
+  text: panel.innerText.replace(/\s+/g, ' ').slice(0, 400),
 })));
 await page.screenshot({ path: picture, fullPage: true });
 await browser.close();

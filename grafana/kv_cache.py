@@ -28,7 +28,7 @@ DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 ENGINE = 'job=~"$job",instance=~"$instance",role=~"$role"'
 RANKS = "tp_rank, pp_rank, moe_ep_rank"
-TOKENS, TOKEN_RATE = "si:tok", "si:tok/s"
+TOKENS, TOKEN_RATE = "count:tok", "count:tok/s"
 GREEN, ORANGE, RED = "green", "orange", "red"
 
 
@@ -115,6 +115,9 @@ UP = words({"0": ("NO", RED), "1": ("yes", GREEN)})
 PASSED = words({"0": ("FAILED", RED), "1": ("passed", GREEN)})
 ACTIVE = words({"0": ("off", ORANGE), "1": ("active", GREEN)})
 RIGHT_AXIS = value("custom.axisPlacement", "right")
+COLORED = {"type": "color-text"}
+# no_value is for a panel without any row; a cell without a value stays empty.
+EMPTY_CELLS = (".*", [value("noValue", " ")])
 
 ALERTS = Panel(
     "Alerts firing",
@@ -130,11 +133,12 @@ ALERTS = Panel(
             "severity",
             [
                 value("mappings", words({"critical": ("critical", RED), "warning": ("warning", ORANGE)})),
-                value("custom.cellOptions", {"type": "color-text"}),
+                value("custom.cellOptions", COLORED),
                 value("custom.width", 100),
             ],
         ),
         ("alertname", [value("custom.width", 230)]),
+        EMPTY_CELLS,
     ],
 )
 READY = Panel(
@@ -172,7 +176,11 @@ KERNELS = Panel(
     "off: SGLangKernelDisabled; answers stay right, latency and throughput suffer. A CPU has neither.",
     ["dsv4_sm120_kernel_active", "sglang:is_cuda_graph"],
     [
-        Query(f"min by (job, instance, role, kernel) (dsv4_sm120_kernel_active{{{ENGINE}}})", "{{kernel}}", now=True),
+        Query(
+            f"min by (job, instance, role, kernel) (dsv4_sm120_kernel_active{{{ENGINE}}})",
+            "{{role}} {{kernel}}",
+            now=True,
+        ),
         Query(f"max by (job, instance, role) (sglang:is_cuda_graph{{{ENGINE}}})", "{{role}} decode graph", now=True),
     ],
     "none",
@@ -370,8 +378,8 @@ PD = Panel(
     [
         *(
             Query(
-                f"sum by (job, instance, role) (max without ({RANKS}) ({name}{{{SPLIT}}}))",
-                "{{role}} " + name.removeprefix("sglang:num_").removesuffix("_queue_reqs").replace("_", " "),
+                once(name, f',role="{name.split("_")[1]}"'),
+                name.removeprefix("sglang:num_").removesuffix("_reqs").replace("_", " "),
             )
             for name in PD_QUEUES
         ),
@@ -394,7 +402,7 @@ GPU_COLUMNS = {
     "power limit": "max by (gpu) (gpu_power_limit_watts)",
     "throttled": 'max by (gpu) (gpu_throttled{reason!="sw_power_cap"})',
     "answers": "min by (gpu) (gpu_up)",
-    "Xid in 24h": "sum by (gpu) (increase(gpu_xid_errors_total[24h])) or 0 * max by (gpu) (gpu_up)",
+    "Xid errors": "sum by (gpu) (gpu_xid_errors_total) or 0 * max by (gpu) (gpu_up)",
 }
 GPUS = Panel(
     "GPUs",
@@ -412,7 +420,7 @@ GPUS = Panel(
     ],
     [Query(expr, None, now=True) for expr in GPU_COLUMNS.values()],
     "none",
-    (0, 38, 24, 7),
+    (0, 38, 24, 10),
     no_value="No GPU exporter is scraped: the engines compute on a CPU, or GpuExporterAbsent",
     overrides=[
         ("memory", [value("unit", "percentunit"), value("decimals", 0)]),
@@ -421,13 +429,14 @@ GPUS = Panel(
             [
                 value("unit", "celsius"),
                 value("thresholds", steps([(None, GREEN), (LIMITS["gpu_temperature_celsius"], RED)])),
-                value("custom.cellOptions", {"type": "color-text"}),
+                value("custom.cellOptions", COLORED),
             ],
         ),
         ("power( limit)?", [value("unit", "watt"), value("decimals", 0)]),
         ("throttled", [value("mappings", words({"0": ("no", GREEN), "1": ("YES", RED)}))]),
         ("answers", [value("mappings", UP)]),
-        ("Xid in 24h", [value("decimals", 0)]),
+        EMPTY_CELLS,
+        ("Xid errors", [value("thresholds", steps([(None, GREEN), (1, RED)])), value("custom.cellOptions", COLORED)]),
     ],
 )
 LATENCY_PANELS = [TTFT, ITL, E2E]
@@ -507,6 +516,9 @@ def as_lines(panel: Panel, stacked: bool = False) -> timeseries.Panel:
     )
     if stacked:
         builder = builder.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL).group("A"))
+        # Two roles are two pools: each has a stack of its own.
+        apart = value("custom.stacking", {"mode": "normal", "group": "B"})
+        builder = builder.with_override(models.MatcherConfig(id_val="byRegexp", options="/^decode .*$/"), [apart])
     if len(panel.limits) > 1:
         style = common_models.GraphThresholdsStyleMode.LINE
         builder = builder.thresholds_style(common.GraphThresholdsStyleConfig().mode(style))

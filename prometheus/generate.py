@@ -44,11 +44,13 @@ RULE = """\
           1 - sum by (job, instance, role) (rate({metric}_bucket{{le=~"@{key}_target_seconds@([.]0)?"}}[{window}]))
           / (sum by (job, instance, role) (rate({metric}_count[{window}])) > 0)
 """
+# Targets are promises of GPU hosts; a host that says it computes on a CPU makes none.
 ALERT = """\
       - alert: SGLang{name}BudgetBurn{speed}
         expr: |
           instance:sglang_{key}_slow:ratio_rate{long} > @latency_burn_{lower}_count@ * @latency_budget_ratio@
           and instance:sglang_{key}_slow:ratio_rate{short} > @latency_burn_{lower}_count@ * @latency_budget_ratio@
+          unless on () ops_engine_device{{device="cpu"}}
         for: @settle_duration@
         labels: {{severity: {severity}}}
         annotations:

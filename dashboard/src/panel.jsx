@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 // One panel of a dashboard, drawn with Grafana's own components.
 import {
-  FieldConfigOptionsRegistry, applyFieldOverrides, createTheme, getFieldDisplayValues, identityOverrideProcessor,
-  standardTransformers, standardTransformersRegistry, thresholdsOverrideProcessor, transformDataFrame,
+  FieldConfigOptionsRegistry, applyFieldOverrides, createTheme, getDisplayValueAlignmentFactors, getFieldDisplayValues,
+  identityOverrideProcessor, standardTransformers, standardTransformersRegistry, thresholdsOverrideProcessor, transformDataFrame,
   valueMappingsOverrideProcessor,
 } from '@grafana/data';
 import { BigValue, PanelChrome, Table, TimeSeries, VizRepeater } from '@grafana/ui';
@@ -73,15 +73,16 @@ function Stat({ panel, data, width, height }) {
   const getValues = () => getFieldDisplayValues({
     fieldConfig: panel.fieldConfig, reduceOptions, replaceVariables: (text) => text, theme, data, timeZone: 'utc',
   });
-  const renderValue = ({ value, width, height }) => (
+  const renderValue = ({ value, width, height, alignmentFactors }) => (
     <BigValue
-      value={value.display} theme={theme} width={width} height={height}
+      value={value.display} theme={theme} width={width} height={height} alignmentFactors={alignmentFactors}
       colorMode={colorMode} graphMode={graphMode} textMode={textMode}
     />
   );
   return (
     <VizRepeater
-      source={data} getValues={getValues} renderValue={renderValue} renderCounter={0} autoGrid
+      source={data} getValues={getValues} getAlignmentFactors={getDisplayValueAlignmentFactors} renderValue={renderValue}
+      renderCounter={0} autoGrid
       orientation={orientation} width={width} height={height}
     />
   );

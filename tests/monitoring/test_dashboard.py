@@ -137,7 +137,7 @@ LINES = {
     "KV capacity, planned and measured": {
         "/^.* drift$/": [("-memory_plan_drift_ratio", None), ("memory_plan_drift_ratio", "SGLangMemoryPlanDrift")]
     },
-    "GPUs": {"/^temperature$/": [("gpu_temperature_celsius", "GpuHot")]},
+    "GPUs": {"/^temperature$/": [("gpu_temperature_celsius", "GpuHot")], "/^Xid errors$/": [("1", None)]},
 }
 
 
@@ -152,13 +152,20 @@ def lines_of(panel: dict) -> dict[str | None, list[float]]:
     return {series: values for series, values in limits.items() if values}
 
 
+def limit(name: str) -> float:
+    """Return a threshold by its name, the negative of one, or the number that stands in its place: any Xid is one."""
+    if name.isdigit():
+        return int(name)
+    return -LIMITS[name[1:]] if name.startswith("-") else LIMITS[name]
+
+
 @each_panel
 def test_limits_are_those_of_the_alerts(panel):
     wanted = LINES.get(panel["title"], {})
     found = lines_of(panel)
     assert set(found) == set(wanted)
     for series, limits in wanted.items():
-        assert found[series] == [-LIMITS[name[1:]] if name.startswith("-") else LIMITS[name] for name, _ in limits]
+        assert found[series] == [limit(name) for name, _ in limits]
         for name, alert in limits:
             if alert:
                 assert re.search(rf"(?<![\w.]){re.escape(str(LIMITS[name]))}(?![\w.])", ALERTS[alert]), alert
