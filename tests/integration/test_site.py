@@ -163,7 +163,7 @@ def test_doctor_finds_nothing(host: SiteHost) -> None:
 def test_only_known_ports_are_public(host: SiteHost) -> None:
     listening = set(host.shell("ss -ltnH | awk '{print $4}'").splitlines())
     public = {address for address in listening if not address.startswith(("127.", "[::1]"))}
-    # 29501: PyTorch's rendezvous listens on every address whatever it is told; README says so, a firewall must close it.
+    # 29501: PyTorch's rendezvous listens on every address whatever it is told; README says so.
     assert public == {"0.0.0.0:22", "[::]:22", "0.0.0.0:30001", "*:29501"}
 
 
