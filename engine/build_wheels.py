@@ -52,14 +52,15 @@ def build(package: Path, target: Path) -> Path:
         return found[0]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        # From a copy of the sources alone: a build directory left in the checkout adds files that no longer exist.
+        # From a copy of the sources alone: a build directory left in the checkout adds files that are gone.
         copy = Path(scratch, "source")
         for file in sources(package):
             copied = copy / file.relative_to(package)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, copied)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-        done = subprocess.run([*command, "--wheel-dir", scratch, str(copy)], capture_output=True, text=True, check=False)
+        command += ["--wheel-dir", scratch, str(copy)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             seen = f"{package}: no wheel was built.\n{done.stdout}{done.stderr}"
             sys.exit(f"{seen}\nNext: {sys.executable} -m pip install -r requirements.txt")

@@ -132,7 +132,7 @@ def facts_from_config(config: Mapping[str, Any], name: str = "config.json") -> M
     """
     if config.get("model_type") == "deepseek_v4":
         return _v4_facts(config, name)
-    if config.get("kv_lora_rank") or config.get("sliding_window") and config.get("use_sliding_window", True):
+    if config.get("kv_lora_rank") or (config.get("sliding_window") and config.get("use_sliding_window", True)):
         raise PlanInputError(
             "config.json",
             f"model_type {config.get('model_type')!r}",

@@ -412,7 +412,7 @@ def test_facts_from_config_equal_the_built_in_ones():
     ],
 )
 def test_config_that_is_no_model_of_ours_is_refused(config):
-    with pytest.raises(PlanInputError, match="config.json"):
+    with pytest.raises(PlanInputError, match=r"config\.json"):
         facts_from_config(config)
 
 

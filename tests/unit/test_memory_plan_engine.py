@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(self, python: str) -> None:
         # A file, not a pipe: nobody reads the engine's chatter until it fails.
-        self.chatter = tempfile.TemporaryFile("w+")
+        self.chatter = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         self.process = subprocess.Popen(
             [python, str(HELPER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.chatter, text=True
         )
