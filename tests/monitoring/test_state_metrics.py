@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The page with the host's own state: true to what is there, silent about what is not."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from ops import report as reports
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "roles/node_exporter/files/state_metrics.py"
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.fixture
+def engine():
+    """A server whose /ready answers with the status in its attribute."""
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(server.status if self.path == "/ready" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ready)
+    server.status = 200
+    server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def state(tmp_path):
+    """Return the page, as the samples' names and labels -> values."""
+    collect = runpy.run_path(str(PROGRAM))["collect"]
+
+    def look(engines: list[dict] | None = None, **more) -> dict[str, float]:
+        config = {
+            "device": "cpu",
+            "engines": engines or [],
+            "smoke_reports": [str(tmp_path / "smoke.json"), str(tmp_path / "canary.json")],
+        }
+        text = collect({**config, "directories": [], **more})
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in lines}
+
+    return look
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, 1), (503, 0), (500, 0)])
+def test_ready_is_what_the_engine_says(state, engine, status, ready):
+    engine.status = status
+    one = {"unit": "sglang-unified.service", "role": "unified", "url": engine.url}
+    assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == ready
+
+
+def test_an_engine_that_does_not_listen_is_not_ready(state):
+    one = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
+    assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == 0
+
+
+def test_without_a_report_there_is_no_smoke_result(state):
+    assert not any(name.startswith("ops_smoke") for name in state())
+
+
+def test_a_real_report_of_a_failed_smoke_test_is_read(state, tmp_path):
+    rows = [
+        reports.Row("prompt.capital", True, "Paris", "Paris", 0.2),
+        reports.Row("prompt.sum", False, "4", "5", 0.2),
+        reports.skipped_row("graph", "active", "no GPU"),
+    ]
+    report = reports.build_report(rows, 1764460800.0, 0.4, base_url=NOBODY, model="smollm2")
+    reports.write_report(str(tmp_path / "smoke.json"), report)
+    seen = state()
+    assert seen['ops_smoke_ok{model="smollm2"}'] == 0
+    assert seen['ops_smoke_timestamp_seconds{model="smollm2"}'] == 1764460800
+    assert [
+        seen[f'ops_smoke_checks{{model="smollm2",result="{name}"}}'] for name in ("passed", "failed", "skipped")
+    ] == [1, 1, 1]
+
+
+def test_the_newest_report_counts(state, tmp_path):
+    for name, began, ok in (("smoke", 1764460800.0, True), ("canary", 1764464400.0, False)):
+        rows = [reports.Row("prompt.capital", ok, "Paris", "?", 0.2)]
+        report = reports.build_report(rows, began, 0.4, base_url=NOBODY, model="smollm2")
+        reports.write_report(str(tmp_path / f"{name}.json"), report)
+    seen = state()
+    assert seen['ops_smoke_ok{model="smollm2"}'] == 0
+    assert seen['ops_smoke_timestamp_seconds{model="smollm2"}'] == 1764464400
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"model": "m", "started": "yesterday"}', "[]"])
+def test_a_broken_report_gives_no_result_and_a_word_in_the_journal(state, tmp_path, capsys, text):
+    (tmp_path / "smoke.json").write_text(text)
+    assert not any(name.startswith("ops_smoke") for name in state())
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_directories_that_do_not_exist_are_left_out(state, tmp_path):
+    seen = state(directories=[str(tmp_path), "/no/such/directory"])
+    size = seen[f'ops_directory_size_bytes{{path="{tmp_path}"}}']
+    assert 0 < seen[f'ops_directory_avail_bytes{{path="{tmp_path}"}}'] <= size
+    assert not any("/no/such" in name for name in seen)
+
+
+def test_labels_are_escaped():
+    page, sample = (runpy.run_path(str(PROGRAM))[name] for name in ("page", "Sample"))
+    assert 'path="a\\"b\\\\c\\n"' in page([sample("ops_directory_size_bytes", {"path": 'a"b\\c\n'}, 1.0)])
+
+
+def test_promtool_takes_the_page_of_the_running_program(promtool, tmp_path, engine):
+    output = tmp_path / "state.prom"
+    config = {"device": "cuda", "smoke_reports": ["/no/such"], "directories": ["/"], "output": str(output)}
+    config |= {"engines": [{"unit": "u", "role": "unified", "url": engine.url}], "interval_seconds": 5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    program = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "config.json"])
+    try:
+        deadline = time.monotonic() + 10
+        while not output.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        program.terminate()
+        program.wait()
+    done = subprocess.run([promtool, "check", "metrics"], input=output.read_bytes(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert b"ops_engine_ready" in output.read_bytes()
