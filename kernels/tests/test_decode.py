@@ -244,9 +244,13 @@ def test_every_size_has_an_entry(arch: str) -> None:
     assert split_count(8192, decode.select(16, 8192, arch), sms=188) == 1
 
 
+# Bytes of stack per thread with the engine's Triton 3.8, in the SWA-only variant; 3.6 and 3.9 need none.
+STACK_LIMIT = {"sm_120": 16, "sm_90": 40}
+
+
 @pytest.mark.parametrize("arch", config.ARCHS)
 def test_shipped_configs_compile(arch: str, aot_reports) -> None:
-    check_reports(aot_reports("decode", arch))
+    check_reports(aot_reports("decode", arch), STACK_LIMIT[arch])
 
 
 @pytest.mark.gpu

@@ -36,7 +36,7 @@ UNKNOWN = tl.constexpr(0x7FFFFFFF)
 def _order_key(logit):
     """fp32 -> uint32 that sorts the same way, never 0. Both zeros are equal."""
     bits = logit.to(tl.uint32, bitcast=True)
-    key = tl.where((bits >> 31) != 0, ~bits, bits | 0x80000000)
+    key = tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
     key = tl.where(logit == 0.0, 0x80000000, key)
     return tl.maximum(key, 1)
 
@@ -44,13 +44,13 @@ def _order_key(logit):
 @triton.jit
 def _pack(key, position):
     """Key and position as one uint64, 0 where the key is."""
-    low = (~position.to(tl.uint32)).to(tl.uint64)
+    low = (position.to(tl.uint32) ^ 0xFFFFFFFF).to(tl.uint64)
     return tl.where(key != 0, (key.to(tl.uint64) << 32) | low, 0)
 
 
 @triton.jit
 def _unpack(packed):
-    return (packed >> 32).to(tl.uint32), (~packed.to(tl.uint32)).to(tl.int32)
+    return (packed >> 32).to(tl.uint32), (packed.to(tl.uint32) ^ 0xFFFFFFFF).to(tl.int32)
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _bound(keys, k, start, WINDOW: tl.constexpr, SLACK: tl.constexpr, BINS: tl.c
 def _best(keys, position, start, K: tl.constexpr, BINS: tl.constexpr):
     """``(mask, bar)``: the ``K`` largest keys, lower positions first among equals, and what a later key must exceed."""
     bound, reach = _bound(keys, K, start, 8 * OCTAVE - 64, 0, BINS)
-    falling = ~position.to(tl.uint32)  # Rises as the position falls.
+    falling = position.to(tl.uint32) ^ 0xFFFFFFFF  # Rises as the position falls.
     floor = tl.full((), 0, tl.uint32)
     bar = bound - 1
     if reach > K:
@@ -356,7 +356,7 @@ def _select_exact(
     start = tl.full((), 1, tl.uint32)
     lo = start
     total = tl.cdiv(length, TILE) * TILE
-    shift = _first_shift(~lo, BINS)
+    shift = _first_shift(lo ^ 0xFFFFFFFF, BINS)
     sure = 1
     reach = UNKNOWN + 0 * shift
     while shift >= 0:
