@@ -232,7 +232,11 @@ def test_a_failed_start_is_explained_and_healed_by_the_next_run(host: SiteHost) 
     assert run.status != 0
     assert time.monotonic() - started < START_SECONDS / 2
     message = " ".join(run.output.split())
-    for text in ("unrecognized arguments: --no-such-flag", "sglang_serve_arguments_custom", "journalctl -u"):
+    for text in (
+        "unrecognized arguments: --no-such-flag",
+        "sglang_serve_arguments_custom",
+        "next command: systemctl cat sglang-unified.service",
+    ):
         assert text in message, run.output[-3000:]
     host.play("site.yml")
     assert host.answers()
