@@ -2,7 +2,7 @@
 PYTHON ?= python3
 INVENTORY ?= inventory/lab
 
-.PHONY: help site smoke test lint unit integration bench lab-up lab-down lab-status
+.PHONY: help site smoke test lint unit integration dashboard dashboard-shot bench lab-up lab-down lab-status
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -24,6 +24,12 @@ unit: ## Unit, template, policy and kernel tests only
 
 integration: ## Tests on lab hosts only
 	$(PYTHON) tools/test integration
+
+dashboard: ## Show the dashboard as a live page (needs Node 20)
+	dashboard/run
+
+dashboard-shot: ## Draw the dashboard of the lab and check every panel (needs Node 20 and Chromium)
+	dashboard/run docs/dashboard.png
 
 bench: ## Time the converge and write docs/performance.md
 	$(PYTHON) tests/bench/converge

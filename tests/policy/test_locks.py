@@ -76,4 +76,4 @@ def test_control_node_is_pinned():
     for file in tracked("requirements*.txt"):
         lines = [line for line in file.read_text().splitlines() if line and not line.startswith(("#", "-r "))]
         assert lines
-        assert [line for line in lines if not re.match(r"[a-z0-9-]+==[0-9.]+( ;|$)", line)] == [], file.name
+        assert [line for line in lines if not re.match(r"[a-z0-9-]+==([0-9]+!)?[0-9.]+( ;|$)", line)] == [], file.name
