@@ -258,8 +258,12 @@ def test_an_engine_that_never_starts_is_given_up(host: SiteHost) -> None:
 
 def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:
     """Also a child that left the session: it is in the unit's control group still."""
-    group = "/sys/fs/cgroup/systemd" + host.shell(f"systemctl show -P ControlGroup {ENGINE}")
-    host.shell(f"setsid sleep 98765 >/dev/null 2>&1 & echo $! > {group}/cgroup.procs")
+    group = host.shell(f"systemctl show -P ControlGroup {ENGINE}")
+    # Into the unit's group in every hierarchy of the host, as a child of the engine would be.
+    host.shell(
+        "setsid sleep 98765 >/dev/null 2>&1 & for root in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do"
+        f" [ ! -e $root{group}/cgroup.procs ] || echo $! > $root{group}/cgroup.procs; done"
+    )
     assert host.shell("pgrep -f '[s]leep 98765'")
     host.shell(f"systemctl stop {ENGINE}")
     assert host.shell("pgrep -f '[s]leep 98765' || true") == ""
