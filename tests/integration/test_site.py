@@ -261,13 +261,14 @@ def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:
     group = host.shell(f"systemctl show -P ControlGroup {ENGINE}")
     # Into the unit's group in every hierarchy of the host, as a child of the engine would be.
     host.shell(
-        "setsid sleep 98765 >/dev/null 2>&1 & for root in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do"
+        "setsid sleep 98765 >/dev/null 2>&1 &"
+        " for root in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do"
         f" [ ! -e $root{group}/cgroup.procs ] || echo $! > $root{group}/cgroup.procs; done"
     )
     assert host.shell("pgrep -f '[s]leep 98765'")
     host.shell(f"systemctl stop {ENGINE}")
     assert host.shell("pgrep -f '[s]leep 98765' || true") == ""
-    assert host.shell("pgrep -u sglang || true") == ""
+    assert host.shell("pgrep -af '[s]glang serve|[s]glang::' || true") == ""
     assert host.shell("ss -ltnH 'sport = :30001'") == ""
     assert host.shell(f"systemctl show -P ActiveState {ENGINE}") == "inactive"
 
