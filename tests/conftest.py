@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,17 @@ ENGINE_PYTHON is not set; it names the Python of a virtual environment with the 
 
 
 class Engine:
-    """Asks the witness. Its start takes many seconds, so it is started early and asked late."""
+    """Asks a program that runs under the engine's Python. Its start takes many seconds: start early, ask late."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, program: Path = WITNESS) -> None:
         # A file, not a pipe: nobody reads the engine's chatter until it fails.
         self.chatter = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         self.process = subprocess.Popen(
-            [python, str(WITNESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.chatter, text=True
+            [python, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.chatter, text=True
         )
 
     def ask(self, question: str, **arguments: Any) -> Any:
-        """Return the answer to a question of engine_witness.py."""
+        """Return the answer to a question of the program."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps({"ask": question, "with": arguments}) + "\n")
@@ -57,6 +58,20 @@ ENGINE = pytest.StashKey[Engine]()
 def engine_python() -> str:
     """The Python of a virtual environment with the engine."""
     return os.environ.get("ENGINE_PYTHON") or pytest.fail(NO_ENGINE)
+
+
+@pytest.fixture(scope="session")
+def start_engine(engine_python: str) -> Iterator[Callable[[Path], Engine]]:
+    """Starts further programs under the engine's Python, and ends them."""
+    started: list[Engine] = []
+
+    def start(program: Path) -> Engine:
+        started.append(Engine(engine_python, program))
+        return started[-1]
+
+    yield start
+    for engine in started:
+        engine.close()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

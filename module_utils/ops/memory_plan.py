@@ -300,13 +300,15 @@ def swa_in_flight(inputs: PlanInputs, requests: int) -> int:
     return swa_per_request(inputs) * requests + 2 * inputs.chunked_prefill_size + V4_PAGE
 
 
-def swa_per_session(inputs: PlanInputs, tokens: int) -> int:
-    """SWA slots a finished session of ``tokens`` leaves in the radix cache, at most.
+def swa_per_session(inputs: PlanInputs, tokens: int, answer_tokens: int = 0) -> int:
+    """SWA slots a finished session leaves in the radix cache, at most; tokens prefilled and generated are given apart.
 
-    Every prefill chunk keeps the two pages around its end, a boundary another request may continue from, and all of
-    them age in one LRU list. So a smaller chunked_prefill_size makes long sessions *more* expensive here.
+    Every prefill chunk keeps the two pages around its end, a boundary another request may continue from; so does the
+    end of an answer. All of them age in one LRU list. So a smaller chunked_prefill_size makes long sessions *more*
+    expensive here.
     """
-    return 2 * _ceil_div(tokens, inputs.chunked_prefill_size) * V4_PAGE
+    boundaries = _ceil_div(tokens, inputs.chunked_prefill_size) + (1 if answer_tokens else 0)
+    return 2 * boundaries * V4_PAGE
 
 
 def dense_bytes_per_token(inputs: PlanInputs) -> int:
