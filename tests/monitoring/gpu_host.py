@@ -57,8 +57,8 @@ NODE: list[tuple[str, str, str]] = [
     ("ops_engine_device", 'device="cuda"', "1"),
     ("ops_engine_ready", 'unit="sglang-prefill.service",role="prefill"', "1"),
     ("ops_engine_ready", 'unit="sglang-decode.service",role="decode"', "0"),
-    ("ops_smoke_ok", 'model="m"', "0"),
-    ("ops_smoke_timestamp_seconds", 'model="m"', "now"),
+    ("ops_smoke_ok", 'model="m",report="smoke.json"', "0"),
+    ("ops_smoke_timestamp_seconds", 'model="m",report="smoke.json"', "now"),
     ("ops_state_timestamp_seconds", "", "now"),
     *(("ops_memory_plan_pool_tokens", f'role="{role}",pool="full"', "2000000") for role in ("prefill", "decode")),
 ]

@@ -22,18 +22,18 @@ NOBODY = "http://127.0.0.1:1"
 
 @pytest.fixture
 def engine():
-    """A server whose /ready answers with the status in its attribute."""
+    """A server where the path in one attribute answers with the status in the other."""
 
     class Ready(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(server.status if self.path == "/ready" else 404)
+            self.send_response(server.status if self.path == server.ready else 404)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Ready)
-    server.status = 200
+    server.status, server.ready = 200, "/ready"
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -66,6 +66,14 @@ def test_ready_is_what_the_engine_says(state, engine, status, ready):
     assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == ready
 
 
+def test_a_router_is_asked_elsewhere(state, engine):
+    router = {"unit": "sglang-router.service", "role": "router", "url": engine.url, "ready_path": "/readiness"}
+    name = 'ops_engine_ready{unit="sglang-router.service",role="router"}'
+    assert state([router])[name] == 0
+    engine.ready = "/readiness"
+    assert state([router])[name] == 1
+
+
 def test_an_engine_that_does_not_listen_is_not_ready(state):
     one = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
     assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == 0
@@ -84,21 +92,21 @@ def test_a_real_report_of_a_failed_smoke_test_is_read(state, tmp_path):
     report = reports.build_report(rows, 1764460800.0, 0.4, base_url=NOBODY, model="smollm2")
     reports.write_report(str(tmp_path / "smoke.json"), report)
     seen = state()
-    assert seen['ops_smoke_ok{model="smollm2"}'] == 0
-    assert seen['ops_smoke_timestamp_seconds{model="smollm2"}'] == 1764460800
-    assert [
-        seen[f'ops_smoke_checks{{model="smollm2",result="{name}"}}'] for name in ("passed", "failed", "skipped")
-    ] == [1, 1, 1]
+    labels = 'model="smollm2",report="smoke.json"'
+    assert seen[f"ops_smoke_ok{{{labels}}}"] == 0
+    assert seen[f"ops_smoke_timestamp_seconds{{{labels}}}"] == 1764460800
+    for name in ("passed", "failed", "skipped"):
+        assert seen[f'ops_smoke_checks{{{labels},result="{name}"}}'] == 1
 
 
-def test_the_newest_report_counts(state, tmp_path):
-    for name, began, ok in (("smoke", 1764460800.0, True), ("canary", 1764464400.0, False)):
+def test_every_report_counts(state, tmp_path):
+    for name, began, ok in (("smoke", 1764460800.0, False), ("canary", 1764464400.0, True)):
         rows = [reports.Row("prompt.capital", ok, "Paris", "?", 0.2)]
         report = reports.build_report(rows, began, 0.4, base_url=NOBODY, model="smollm2")
         reports.write_report(str(tmp_path / f"{name}.json"), report)
     seen = state()
-    assert seen['ops_smoke_ok{model="smollm2"}'] == 0
-    assert seen['ops_smoke_timestamp_seconds{model="smollm2"}'] == 1764464400
+    assert [seen[f'ops_smoke_ok{{model="smollm2",report="{name}.json"}}'] for name in ("smoke", "canary")] == [0, 1]
+    assert seen['ops_smoke_timestamp_seconds{model="smollm2",report="canary.json"}'] == 1764464400
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"model": "m", "started": "yesterday"}', "[]"])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Renders every scenario with Ansible itself: the roles' templates, with the playbooks' wiring and the roles' checks.
 
-Scenarios are the hosts of every inventory in inventory/ and of scenarios/. Nothing is written but into a temporary
-directory, and no host is reached.
+Scenarios are the hosts of every inventory in inventory/ and of scenarios/, the production example's in each topology.
+Nothing is written but into a temporary directory, and no host is reached.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-INVENTORIES = (HERE / "scenarios", *sorted((ROOT / "inventory").iterdir()))
+TOPOLOGIES = ("unified", "replicas", "disaggregated")
+# Inventory, variables of the command line, what stands before the names of its hosts.
+JOBS = [
+    (HERE / "scenarios", {}, ""),
+    (ROOT / "inventory/lab", {}, ""),
+    (ROOT / "inventory/lab-replicas", {}, "replicas-"),
+    *((ROOT / "inventory/production.example", {"site_topology": name}, f"production-{name}-") for name in TOPOLOGIES),
+]
 # In place of the keys of real inventories, which may be kept outside the repository.
 KEY = "0123456789abcdef-of-an-inventory"
 
@@ -28,7 +36,8 @@ def build_tree(parent: Path) -> Path:
     play = parent / "tests" / "templates"
     (play / "templates").mkdir(parents=True)
     (parent / "playbooks").symlink_to(ROOT / "playbooks")
-    (parent / "tests" / "models").symlink_to(ROOT / "models")
+    for name in ("models", "roles"):
+        (parent / "tests" / name).symlink_to(ROOT / name)
     (play / "group_vars").symlink_to(ROOT / "playbooks" / "group_vars")
     for template in sorted((ROOT / "roles").glob("*/templates/*.j2")):
         (play / "templates" / template.name).symlink_to(template)
@@ -36,12 +45,12 @@ def build_tree(parent: Path) -> Path:
     return play / "render.yml"
 
 
-def render(inventory: Path, directory: Path) -> dict[str, dict]:
-    """Return host -> what render.yml writes, for the hosts of an inventory."""
+def render(inventory: Path, settings: dict, directory: Path) -> dict[str, dict]:
+    """Return host -> what render.yml writes, for the hosts of an inventory with some variables set otherwise."""
     out = directory / "out"
     out.mkdir(parents=True)
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    variables["render_directory"] = str(out)
+    variables |= {"render_directory": str(out), **settings}
     if inventory.parent != HERE:
         variables["sglang_serve_api_key"] = KEY
     # The playbook's path is not resolved: the variables beside it are the tree's.
@@ -53,10 +62,36 @@ def render(inventory: Path, directory: Path) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in out.iterdir()}
 
 
+PARSE = """
+import dataclasses, json, sys
+from sglang_router.launch_router import parse_router_args
+print(json.dumps(dataclasses.asdict(parse_router_args(sys.argv[1:])), default=str))
+"""
+
+
+@pytest.fixture(scope="session")
+def router(engine_python: str) -> Callable[[list[str]], dict]:
+    """Return what the installed router's own parser makes of a command line."""
+
+    def parse(arguments: list[str]) -> dict:
+        done = subprocess.run(
+            [engine_python, "-c", PARSE, *arguments], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return parse
+
+
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """Return scenario -> {"texts": file name -> text, "arguments": ..., "environment": ...}."""
-    directories = [tmp_path_factory.mktemp(inventory.name) for inventory in INVENTORIES]
-    with ThreadPoolExecutor() as pool:
-        results = list(pool.map(render, INVENTORIES, directories))
-    return {host: values for result in results for host, values in result.items()}
+    """Return scenario -> {"texts": file name -> text, "servers": ..., "router": ..., "routed": ...}."""
+    directories = [tmp_path_factory.mktemp(inventory.name) for inventory, _settings, _prefix in JOBS]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        results = list(pool.map(lambda job, directory: render(*job[:2], directory), JOBS, directories))
+    prefixes = [prefix for _inventory, _settings, prefix in JOBS]
+    return {
+        prefix + host: values
+        for prefix, result in zip(prefixes, results, strict=True)
+        for host, values in result.items()
+    }

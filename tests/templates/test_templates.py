@@ -22,6 +22,8 @@ TEMPLATES = sorted((ROOT / "roles").glob("*/templates/*.j2"))
 FILES = sorted(path for path in GOLDEN.glob("*/*") if path.is_file())
 UNITS = [path for path in FILES if path.suffix == ".service"]
 SCRIPTS = [path for path in FILES if path.suffix == ".sh"]
+ROUTERS = [path for path in SCRIPTS if path.name == "launch-router.sh"]
+ENGINES = [path for path in SCRIPTS if path not in ROUTERS]
 PROMETHEUS = [path for path in FILES if path.name == "prometheus.yml"]
 UPDATE = "Next: UPDATE_GOLDEN=1 pytest tests/templates, then git diff tests/templates/golden"
 # systemd-analyze counts tenths: 4.0 at most.
@@ -130,7 +132,8 @@ def test_environment_survives_quoting(rendered, path):
     # The quoted form is systemd's C-like one; within it, JSON's reader sees the same text once %% is %.
     found = re.findall(r'^Environment=(".*")$', path.read_text(), re.M)
     pairs = dict(json.loads(line.replace("%%", "%")).split("=", 1) for line in found)
-    wanted = rendered[path.parent.name]["environment"] if path.name == "sglang-unified.service" else {}
+    servers = {server["unit"]: server for server in rendered[path.parent.name]["servers"]}
+    wanted = servers.get(path.name, {"environment": {}})["environment"]
     assert pairs == {name: str(value) for name, value in wanted.items()}
 
 
@@ -139,32 +142,49 @@ def test_shell_takes_the_script(path):
     assert run(program("dash", "dash"), "-n", path).stdout == ""
 
 
-def started(script: Path, directory: Path, key: str) -> list[str]:
-    """Run a launch script with a program in the engine's place that notes its arguments, and return these."""
+def started(script: Path, directory: Path, key: str, program: str = f"{VENV}/bin/sglang") -> list[str]:
+    """Run a launch script with another program in the engine's place that notes its arguments, and return these."""
     (directory / "engine.yaml").write_text(f"api-key: {json.dumps(key)}\n")
-    engine = directory / "venv/bin/sglang"
-    engine.parent.mkdir(parents=True)
-    engine.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {directory}/arguments\necho $$ > {directory}/pid\n")
-    engine.chmod(0o755)
+    notes = directory / "notes"
+    notes.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {directory}/arguments\necho $$ > {directory}/pid\n")
+    notes.chmod(0o755)
     text = script.read_text()
-    assert text.count(VENV) == 1
-    (directory / "launch.sh").write_text(text.replace(VENV, str(directory / "venv")))
+    assert text.count(program) == 1
+    (directory / "launch.sh").write_text(text.replace(program, str(notes)))
     shell = subprocess.Popen(["dash", directory / "launch.sh"], env={"CREDENTIALS_DIRECTORY": str(directory)})
     assert shell.wait(10) == 0
     assert (directory / "pid").read_text().strip() == str(shell.pid), "the shell did not make way for the engine"
     return (directory / "arguments").read_text().split("\0")[:-1]
 
 
-@each(SCRIPTS)
+@each(ENGINES)
 def test_engine_understands_the_launch_line(rendered, sglang, path, tmp_path):
     key = "0123456789abcdef-of-a-client"
     command, *arguments = started(path, tmp_path, key)
     assert command == "serve"
     assert key not in arguments
     parsed = sglang.ask("parse", argv=arguments)
-    wanted = rendered[path.parent.name]["arguments"]
+    names = {f"launch-{server['name']}.sh": server["arguments"] for server in rendered[path.parent.name]["servers"]}
+    wanted = names[path.name]
     assert parsed["options"] == {f"--{name}": value for name, value in wanted.items() if value is not False}
     assert parsed["api_key"] == (key if "--config" in arguments else None)
+
+
+@each(ROUTERS)
+def test_router_understands_the_launch_line(rendered, router, path, tmp_path):
+    venv = "/opt/sglang/router/current/venv/bin/python"
+    program, *arguments = started(path, tmp_path, "", venv)
+    assert program == "/opt/sglang/bin/start_router.py"
+    parsed = router(arguments)
+    scenario = rendered[path.parent.name]
+    wanted = {name.replace("-", "_"): value for name, value in scenario["router"].items() if value is not False}
+    assert {name: parsed[name] for name in wanted} == wanted
+    sides = {
+        side: [server for server in scenario["routed"] if server["name"] == side] for side in ("prefill", "decode")
+    }
+    assert parsed["prefill_urls"] == [[server["url"], server["bootstrap_port"]] for server in sides["prefill"]]
+    assert parsed["decode_urls"] == [server["url"] for server in sides["decode"]]
+    assert parsed["api_key"] is None
 
 
 @each(PROMETHEUS)

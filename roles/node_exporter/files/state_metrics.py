@@ -46,9 +46,9 @@ class Sample(t.NamedTuple):
 
 
 def engine_ready(url: str, timeout: float = READY_TIMEOUT_S) -> bool:
-    """Whether the engine says that it takes requests."""
+    """Whether the engine, or the router, says that it takes requests."""
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=timeout) as answer:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status == 200
     except (OSError, ValueError):
         return False
@@ -60,7 +60,7 @@ def engine_samples(config: dict) -> list[Sample]:
         Sample(
             "ops_engine_ready",
             {"unit": engine["unit"], "role": engine["role"]},
-            float(engine_ready(engine["url"])),
+            float(engine_ready(engine["url"] + engine.get("ready_path", "/ready"))),
         )
         for engine in config["engines"]
     ]
@@ -82,13 +82,13 @@ def read_report(path: str) -> tuple[int, dict] | None:
         return None
 
 
-def smoke_samples(paths: t.Sequence[str]) -> list[Sample]:
-    """The newest report of a smoke test, whoever ran it; nothing when there is none."""
-    reports = [found for path in paths if (found := read_report(path))]
-    if not reports:
+def smoke_samples(path: str) -> list[Sample]:
+    """A report of a smoke test, whoever ran it; nothing when there is none."""
+    found = read_report(path)
+    if not found:
         return []
-    started, report = max(reports, key=lambda found: found[0])
-    labels = {"model": str(report["model"])}
+    started, report = found
+    labels = {"model": str(report["model"]), "report": os.path.basename(path)}
     counts = {
         "passed": report["passed"],
         "failed": len(report["failed"]),
@@ -141,7 +141,8 @@ def write(path: str, text: str) -> None:
 def collect(config: dict) -> str:
     """Look at everything once and return the page."""
     samples = [Sample("ops_state_timestamp_seconds", {}, float(int(time.time())))]
-    samples += engine_samples(config) + smoke_samples(config["smoke_reports"])
+    samples += engine_samples(config)
+    samples += [sample for path in config["smoke_reports"] for sample in smoke_samples(path)]
     return page(samples + directory_samples(config["directories"]))
 
 

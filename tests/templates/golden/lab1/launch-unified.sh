@@ -9,14 +9,14 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --served-model-name smollm2-135m-instruct \
   --device cpu \
   --dtype float32 \
-  --host 0.0.0.0 \
-  --port 30001 \
-  --nccl-port 29501 \
-  --tp-size 1 \
   --context-length 8192 \
   --max-total-tokens 8192 \
   --max-running-requests 8 \
   --enable-metrics \
   --sleep-on-idle \
   --disable-overlap-schedule \
+  --host 0.0.0.0 \
+  --port 30001 \
+  --nccl-port 29501 \
+  --tp-size 1 \
   "$@"

@@ -9,10 +9,6 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --served-model-name 'it'"'"'s a "model" & more; $HOME `id`' \
   --device cuda \
   --dtype auto \
-  --host 0.0.0.0 \
-  --port 30001 \
-  --nccl-port 29501 \
-  --tp-size 8 \
   --context-length 524288 \
   --mem-fraction-static 0.85 \
   --max-running-requests 64 \
@@ -28,4 +24,9 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --disable-overlap-schedule \
   --stream-interval 3 \
   --watchdog-timeout 120.5 \
+  --host 0.0.0.0 \
+  --port 30001 \
+  --nccl-port 29501 \
+  --tp-size 8 \
+  --base-gpu-id 0 \
   "$@"

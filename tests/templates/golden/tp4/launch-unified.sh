@@ -9,10 +9,6 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --served-model-name DeepSeek-V4-Flash-NVFP4 \
   --device cuda \
   --dtype auto \
-  --host 0.0.0.0 \
-  --port 30011 \
-  --nccl-port 29511 \
-  --tp-size 4 \
   --context-length 1048576 \
   --mem-fraction-static 0.9 \
   --max-running-requests 16 \
@@ -24,4 +20,9 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --chunked-prefill-size 8192 \
   --cuda-graph-max-bs-decode 16 \
   --schedule-policy fcfs \
+  --host 0.0.0.0 \
+  --port 30011 \
+  --nccl-port 29511 \
+  --tp-size 4 \
+  --base-gpu-id 0 \
   "$@"

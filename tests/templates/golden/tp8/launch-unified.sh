@@ -9,10 +9,6 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --served-model-name DeepSeek-V4-Flash-NVFP4 \
   --device cuda \
   --dtype auto \
-  --host 0.0.0.0 \
-  --port 30001 \
-  --nccl-port 29501 \
-  --tp-size 8 \
   --context-length 524288 \
   --mem-fraction-static 0.85 \
   --max-running-requests 64 \
@@ -21,4 +17,9 @@ exec /opt/sglang/current/venv/bin/sglang serve \
   --tool-call-parser deepseekv4 \
   --reasoning-parser deepseek-v4 \
   --enable-cache-report \
+  --host 0.0.0.0 \
+  --port 30001 \
+  --nccl-port 29501 \
+  --tp-size 8 \
+  --base-gpu-id 0 \
   "$@"

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters that turn a topology into the list of a host's SGLang servers.
+
+unified: one server on all GPUs. replicas: one server for each island of GPUs, behind a router. disaggregated: the first
+island computes prompts (prefill), the second one answers (decode), behind a router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+WILDCARDS = ("0.0.0.0", "::")
+SIDES = ("prefill", "decode")
+# Checks that are made unless they are set to false, see docs/smoke.md.
+OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters")
+# Units that may hold a port or memory on a host before the topology is changed.
+NAMES = ("unified", "router", *SIDES, *(f"replica-{number}" for number in range(8)))
+UNITS = tuple(f"sglang-{name}.service" for name in NAMES)
+# Variables of this role, without its prefix, that decide where the servers of a host are.
+SETTINGS = ("islands", "tp", "host", "port", "inner_port", "nccl_port", "bootstrap_port", "transfer_backend")
+
+
+def names(topology: str, islands: int) -> list[str]:
+    """Return the names of a host's servers; a unit is sglang-NAME.service."""
+    if topology == "replicas":
+        return [f"replica-{number}" for number in range(islands)]
+    return list(SIDES) if topology == "disaggregated" else ["unified"]
+
+
+def sides_arguments(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes a server one side of a disaggregated pair; nothing for the others."""
+    if name not in SIDES:
+        return {}
+    arguments = {"disaggregation-mode": name, "disaggregation-transfer-backend": settings["transfer_backend"]}
+    return arguments | ({"disaggregation-bootstrap-port": int(settings["bootstrap_port"])} if name == "prefill" else {})
+
+
+def sglang_servers(
+    topology: str,
+    settings: Mapping[str, Any],
+    inner_host: str,
+    arguments: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the servers of one host, in the order of its islands.
+
+    settings: name in SETTINGS -> value. inner_host: address that servers behind a router listen on. arguments,
+    environment: what all servers have in common.
+    Each server: name, unit, host and port that it listens on, its url for this host and for the routers, nccl_port,
+    bootstrap_port (0: none), gpus, numa (the node that they are on, "" when there are several or it is not known),
+    arguments of the launch line, environment of the unit.
+    """
+    islands = settings["islands"]
+    shares = [islands] if topology == "unified" else [[island] for island in islands]
+    servers = []
+    for number, (name, share) in enumerate(zip(names(topology, len(islands)), shares, strict=False)):
+        host = settings["host"] if topology == "unified" else inner_host
+        port = int(settings["port"]) if topology == "unified" else int(settings["inner_port"]) + number
+        gpus = [int(gpu) for island in share for gpu in island.get("gpus", [])]
+        nodes = {str(island.get("numa", "")) for island in share}
+        nccl_port = int(settings["nccl_port"]) + number
+        own = {"host": host, "port": port, "nccl-port": nccl_port, "tp-size": int(settings["tp"]) or max(len(gpus), 1)}
+        own |= {"base-gpu-id": gpus[0]} if gpus else {}
+        # GPUs are counted as nvidia-smi does.
+        counted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
+        servers.append(
+            {
+                "name": name,
+                "unit": f"sglang-{name}.service",
+                "host": host,
+                "port": port,
+                "nccl_port": nccl_port,
+                "bootstrap_port": int(settings["bootstrap_port"]) if name == "prefill" else 0,
+                "url": f"http://{LOOPBACK if host in WILDCARDS else host}:{port}",
+                "gpus": gpus,
+                "numa": nodes.pop() if len(nodes) == 1 else "",
+                "arguments": {**(arguments or {}), **own, **sides_arguments(name, settings)},
+                "environment": {**counted, **(environment or {})},
+            }
+        )
+    return servers
+
+
+def sglang_fleet(
+    hosts: Sequence[str],
+    topology: str,
+    routers: Sequence[str],
+    variables: Mapping[str, Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the servers of all hosts.
+
+    routers: hosts with a router. variables: host -> its variables. defaults: those of this role, for what a host does
+    not set.
+    """
+    fleet = []
+    for machine in hosts:
+        seen = variables[machine]
+        settings = {name: seen.get(f"sglang_serve_{name}", defaults[f"sglang_serve_{name}"]) for name in SETTINGS}
+        fleet += sglang_servers(topology, settings, sglang_inner_host(machine, routers, variables))
+    return fleet
+
+
+def sglang_inner_host(machine: str, routers: Sequence[str], variables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the address that servers behind a router listen on: loopback, unless a router is on another host."""
+    return LOOPBACK if list(routers) == [machine] else sglang_address(machine, variables)
+
+
+def sglang_address(machine: str, variables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the address under which other hosts, and clients, reach a host."""
+    seen = variables[machine]
+    return seen.get("sglang_serve_address") or seen.get("ansible_host") or machine
+
+
+def sglang_ports(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the ports of servers, each with the variable that decides it and our units that may hold it already."""
+    ports = []
+    for server in servers:
+        front = "sglang_serve_port" if server["name"] == "unified" else "sglang_serve_inner_port"
+        ports.append((server["port"], front))
+        ports.append((server["nccl_port"], "sglang_serve_nccl_port"))
+        ports += [(server["bootstrap_port"], "sglang_serve_bootstrap_port")] if server["bootstrap_port"] else []
+    return [{"port": port, "variable": variable, "units": list(UNITS)} for port, variable in ports]
+
+
+def sglang_intents(servers: Sequence[Mapping[str, Any]], release: str, gpus: bool) -> list[dict[str, Any]]:
+    """Return what must run, with the options of the module sglang_drift as keys."""
+    units = [server["unit"] for server in servers]
+    same = {"release": release, "gpus": gpus}
+    return [
+        {key: server[key] for key in ("unit", "arguments", "environment")}
+        | same
+        | {"neighbours": [unit for unit in units if unit != server["unit"]]}
+        for server in servers
+    ]
+
+
+def sglang_routed(fleet: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the router needs to know of servers."""
+    return [{key: server[key] for key in ("name", "url", "bootstrap_port")} for server in fleet]
+
+
+def sglang_targets(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the scrape targets of servers; the label `role` is a server's name."""
+    return [
+        {"job": "sglang", "address": server["url"].removeprefix("http://"), "labels": {"role": server["name"]}}
+        for server in servers
+    ]
+
+
+def sglang_monitored(servers: Sequence[Mapping[str, Any]], router_url: str) -> list[dict[str, Any]]:
+    """Return the units of a host whose readiness is a metric; router_url is "" where there is no router."""
+    units = [{"unit": server["unit"], "role": server["name"], "url": server["url"]} for server in servers]
+    router = {"unit": "sglang-router.service", "role": "router", "url": router_url, "ready_path": "/readiness"}
+    return units + ([router] if router_url else [])
+
+
+def sglang_subjects(
+    servers: Sequence[Mapping[str, Any]],
+    intents: Sequence[Mapping[str, Any]],
+    checks: Mapping[str, Any],
+    router_url: str,
+    router_checks: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return whom the canary of a host asks: what its clients ask, and each server behind a router by itself.
+
+    Of one side of a disaggregated pair it only sees whether it runs as configured: it gives no answer alone.
+    """
+    router = {"suffix": "", "unit": "sglang-router.service", "url": router_url, "checks": router_checks, "intent": {}}
+    subjects = [router] if router_url else []
+    for server, intent in zip(servers, intents, strict=True):
+        name = server["name"]
+        seen = {"unit": server["unit"], "url": server["url"], "intent": intent}
+        asked = dict.fromkeys(OWN_CHECKS, False) if name in SIDES else checks
+        subjects.append({"suffix": "" if name == "unified" else f"-{name}", "checks": asked} | seen)
+    return subjects
+
+
+def double_ports(ports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each port that two purposes want."""
+    wanted: dict[int, list[str]] = {}
+    for port in ports:
+        wanted.setdefault(int(port["port"]), []).append(port["variable"])
+    return [f"port {port} is wanted by {' and '.join(who)}" for port, who in wanted.items() if len(who) > 1]
+
+
+def island_faults(topology: str, islands: Sequence[Mapping[str, Any]], device: str, tp: int) -> list[str]:
+    """Return what is wrong with the islands of a host, one sentence each."""
+    gpus = [int(gpu) for island in islands for gpu in island.get("gpus", [])]
+    twice = sorted({gpu for gpu in gpus if gpus.count(gpu) > 1})
+    faults = []
+    if topology == "disaggregated" and len(islands) != 2:
+        faults.append(f"there are {len(islands)}; wanted: two for disaggregated, one for each side")
+    if not islands:
+        faults.append("there are none; wanted: at least one")
+    if twice:
+        faults.append(f"GPU {', '.join(map(str, twice))} is in two of them; wanted: each GPU in one")
+    if device == "cpu" and gpus:
+        faults.append("sglang_serve_device is 'cpu' and they have GPUs; wanted: none ({gpus: []})")
+    if not faults and device != "cpu":
+        shares = [gpus] if topology == "unified" else [list(map(int, island.get("gpus", []))) for island in islands]
+        faults = [fault for share in shares if (fault := share_fault(share, tp))]
+    return [f"sglang_serve_islands: {fault}" for fault in faults]
+
+
+def share_fault(gpus: Sequence[int], tp: int) -> str:
+    """Return why one server can't have these GPUs, or nothing. tp: its size, 0 for all of them."""
+    if len(gpus) not in (1, 2, 4, 8):
+        return f"a server would have {len(gpus)} GPUs ({list(gpus)}); wanted: 1, 2, 4 or 8"
+    if list(gpus) != list(range(gpus[0], gpus[0] + len(gpus))):
+        return (
+            f"a server would have the GPUs {list(gpus)}; wanted: consecutive numbers, the engine takes the first only"
+        )
+    if tp not in (0, len(gpus)):
+        return f"a server would have {len(gpus)} GPUs and sglang_serve_tp is {tp}; wanted: {len(gpus)}, or 0 for all"
+    return ""
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict:
+        return {
+            "sglang_servers": sglang_servers,
+            "sglang_fleet": sglang_fleet,
+            "sglang_inner_host": sglang_inner_host,
+            "sglang_address": sglang_address,
+            "sglang_ports": sglang_ports,
+            "sglang_intents": sglang_intents,
+            "sglang_routed": sglang_routed,
+            "sglang_targets": sglang_targets,
+            "sglang_monitored": sglang_monitored,
+            "sglang_subjects": sglang_subjects,
+            "double_ports": double_ports,
+            "island_faults": island_faults,
+        }

@@ -1,0 +1,27 @@
+#!/bin/sh
+# sglang-replica-1.service: starts the engine. Written by Ansible; change the inventory, not this file.
+# The last line replaces the shell, so that systemd's main process is the engine itself and receives the stop signal.
+set -eu
+# systemd places the key in a directory that only this service can read; it never appears in a command line.
+set -- --config "$CREDENTIALS_DIRECTORY/engine.yaml" "$@"
+exec /opt/sglang/current/venv/bin/sglang serve \
+  --model-path /var/lib/sglang/models/DeepSeek-V4-Flash-NVFP4 \
+  --served-model-name DeepSeek-V4-Flash-NVFP4 \
+  --device cuda \
+  --dtype auto \
+  --context-length 524288 \
+  --mem-fraction-static 0.8 \
+  --max-running-requests 64 \
+  --enable-metrics \
+  --moe-runner-backend flashinfer_cutlass \
+  --tool-call-parser deepseekv4 \
+  --reasoning-parser deepseek-v4 \
+  --enable-cache-report \
+  --chunked-prefill-size 4096 \
+  --cuda-graph-max-bs-decode 64 \
+  --host 127.0.0.1 \
+  --port 30012 \
+  --nccl-port 29502 \
+  --tp-size 4 \
+  --base-gpu-id 4 \
+  "$@"

@@ -1,0 +1,22 @@
+#!/bin/sh
+# sglang-replica-0.service: starts the engine. Written by Ansible; change the inventory, not this file.
+# The last line replaces the shell, so that systemd's main process is the engine itself and receives the stop signal.
+set -eu
+# systemd places the key in a directory that only this service can read; it never appears in a command line.
+set -- --config "$CREDENTIALS_DIRECTORY/engine.yaml" "$@"
+exec /opt/sglang/current/venv/bin/sglang serve \
+  --model-path /var/lib/sglang/models/smollm2-135m-instruct \
+  --served-model-name smollm2-135m-instruct \
+  --device cpu \
+  --dtype float32 \
+  --context-length 8192 \
+  --max-total-tokens 8192 \
+  --max-running-requests 8 \
+  --enable-metrics \
+  --sleep-on-idle \
+  --disable-overlap-schedule \
+  --host 127.0.0.1 \
+  --port 30011 \
+  --nccl-port 29501 \
+  --tp-size 1 \
+  "$@"
