@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from packaging.markers import Marker
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 # What pip on the oldest supported host (Debian 12, glibc 2.36) accepts; pip takes a platform by its exact name only.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
@@ -44,6 +46,18 @@ def show_progress(lines: Iterator[str], total: int) -> list[str]:
             last = time.monotonic()
             print(f"  ... {seen} of {total} wheels, {last - started:.0f} s", flush=True)
     return printed
+
+
+def for_python(requirements: str, python: str) -> str:
+    """Return the requirements that hold for the host's Python; pip itself asks the running interpreter."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    blocks = re.split(r"(?m)^(?=[A-Za-z])", requirements)
+
+    def wanted(block: str) -> bool:
+        marker = re.match(r"[^\\\n]*; *([^\\\n]+)", block)
+        return not marker or Marker(marker[1].strip()).evaluate(environment)
+
+    return "".join(re.sub(r" ; [^\\\n]+", " ", block, count=1) for block in blocks if wanted(block))
 
 
 def download(requirements: str, directory: Path, python: str) -> None:
@@ -77,6 +91,7 @@ def main() -> None:
 
     texts = [(REPOSITORY / "engine" / "locks" / f"{lock}.txt").read_text() for lock in options.lock]
     texts[0] += model_requirement(options.model) if options.model else ""
+    texts = [for_python(text, options.python) for text in texts]
     key = hashlib.sha256(f"{''.join(texts)}{options.python}".encode()).hexdigest()
     marker = options.directory / "complete"
     if marker.is_file() and marker.read_text().strip() == key:

@@ -9,9 +9,11 @@ DOCUMENTATION = r"""
 module: host_preflight
 short_description: Check a host before anything is changed on it
 description:
-  - Looks at system, interpreter, ports, disk, memory and files, and returns everything that is wrong at once.
-  - Each finding says what was seen, what is wanted, which variable to change and what to do.
-  - Nothing is changed on the host.
+  - Looks at system, interpreter, ports, disk, memory, files, settings, GPUs and the engine, and returns everything that
+    is wrong at once.
+  - Each finding says what was seen, what is wanted, which variable to change and what to do. Its id never changes;
+    C(docs/preflight.md) explains each.
+  - Nothing is changed on the host, and no process is ended.
 options:
   python:
     description: Interpreter for the engine's environment.
@@ -93,6 +95,82 @@ options:
         description: Variable that sets it.
         type: str
         required: true
+  gpus:
+    description:
+      - What is wanted of the GPUs; what is not given is not compared. Without it no GPU is looked at.
+    type: dict
+    suboptions:
+      count:
+        description: Number of GPUs.
+        type: int
+      name:
+        description: Text that is in every GPU's name.
+        type: str
+      memory_mib:
+        description: Least memory of each GPU in MiB.
+        type: int
+      driver_min:
+        description: Oldest driver that the engine's CUDA can use.
+        type: str
+      cuda_min:
+        description: Oldest release of nvcc.
+        type: str
+      power_limit_w:
+        description: Power limit of each GPU in W; without it the most that the card's edition allows.
+        type: int
+      island_size:
+        description: GPUs of one engine, which should share a NUMA node; without it one island for each node.
+        type: int
+  gpus_reason:
+    description: Why no GPU is looked at.
+    type: str
+    default: no GPUs are wanted
+  units:
+    description: Patterns of units whose processes may hold GPU memory.
+    type: list
+    elements: str
+    default: []
+  venv:
+    description: Virtual environment with the engine; need not exist yet.
+    type: path
+  cache:
+    description: Directory of compiled kernels; need not exist yet.
+    type: path
+  engines:
+    description: Arguments and environment of each engine.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      arguments:
+        description: Arguments of the engine without their leading dashes.
+        type: dict
+        default: {}
+      environment:
+        description: Environment of the engine.
+        type: dict
+        default: {}
+  shm_gib:
+    description: Least size of C(/dev/shm) in GiB; 0 for any.
+    type: float
+    default: 0.0
+  timeout:
+    description: Seconds for each program that asks the GPUs; one that takes longer is a finding.
+    type: float
+    default: 60.0
+  accept:
+    description: Warnings that the operator lives with, each with the reason. An error can't be accepted.
+    type: dict
+    default: {}
+  defer:
+    description: Patterns of ids that the same run repairs later.
+    type: list
+    elements: str
+    default: []
+  defer_reason:
+    description: What repairs them.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: The module never changes anything, so it does the same in check mode.
@@ -137,17 +215,34 @@ findings:
       wanted: port 30001 free
       fix: "stop it, or set sglang_serve_port to another port; ss -ltnp 'sport = :30001' shows the owner"
       variable: sglang_serve_port
+accepted:
+  description: Warnings that the operator lives with.
+  returned: always
+  type: list
+  elements: dict
+unchecked:
+  description: What was not looked at, and why.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - id: gpu.*
+      reason: preflight_device is cpu
+facts:
+  description: GPUs, driver, NUMA nodes, and the proposed islands in the form that the inventory takes.
+  returned: always
+  type: dict
+  sample:
+    islands:
+      - gpus: [0, 1, 2, 3]
+        numa: 0
 """
 
 import dataclasses
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.ops.findings import judge, sentence
 from ansible.module_utils.ops.preflight import Host, check_host
-
-
-def sentence(finding: dict) -> str:
-    """Return a finding as one line for a person."""
-    return "{id}: {seen}; wanted: {wanted}. Next: {fix}".format(**finding)
 
 
 def main() -> None:
@@ -197,18 +292,52 @@ def main() -> None:
                     "variable": {"type": "str", "required": True},
                 },
             },
+            "gpus": {
+                "type": "dict",
+                "options": {
+                    "count": {"type": "int"},
+                    "name": {"type": "str"},
+                    "memory_mib": {"type": "int"},
+                    "driver_min": {"type": "str"},
+                    "cuda_min": {"type": "str"},
+                    "power_limit_w": {"type": "int"},
+                    "island_size": {"type": "int"},
+                },
+            },
+            "gpus_reason": {"type": "str", "default": "no GPUs are wanted"},
+            "units": {"type": "list", "elements": "str", "default": []},
+            "venv": {"type": "path"},
+            "cache": {"type": "path"},
+            "engines": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "arguments": {"type": "dict", "default": {}},
+                    "environment": {"type": "dict", "default": {}},
+                },
+            },
+            "shm_gib": {"type": "float", "default": 0.0},
+            "timeout": {"type": "float", "default": 60.0},
+            "accept": {"type": "dict", "default": {}},
+            "defer": {"type": "list", "elements": "str", "default": []},
+            "defer_reason": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
-    findings = [dataclasses.asdict(finding) for finding in check_host(Host(), **module.params)]
-    findings.sort(key=lambda finding: finding["severity"] != "error")
-    errors = [sentence(finding) for finding in findings if finding["severity"] == "error"]
-    if errors:
-        message = "The host can't take this configuration; nothing was changed.\n" + "\n".join(errors)
-        module.fail_json(msg=message, findings=findings)
-    for finding in findings:
+    arguments = dict(module.params)
+    word = {name: arguments.pop(name) for name in ("accept", "defer", "defer_reason")}
+    arguments["venv"], arguments["cache"] = arguments["venv"] or "", arguments["cache"] or ""
+    inspection = check_host(Host(), **arguments)
+    report = judge(inspection.findings, inspection.unchecked, **word)
+    result = {"facts": inspection.facts, **dataclasses.asdict(report)}
+    if report.errors:
+        lines = [sentence(finding) for finding in report.errors]
+        message = "The host can't take this configuration; nothing was changed.\n" + "\n".join(lines)
+        module.fail_json(msg=message, **result)
+    for finding in report.findings:
         module.warn(sentence(finding))
-    module.exit_json(changed=False, findings=findings)
+    module.exit_json(changed=False, **result)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ requires-python = ">=3.11,<3.14"
 [tool.uv]
 environments = ["sys_platform == 'linux' and platform_machine == 'x86_64'"]
 """
+# outlines-core has no wheel for Python 3.13. SGLang needs outlines for --grammar-backend outlines alone.
+OVERRIDES = "outlines==0.1.11 ; python_version < '3.13'\n"
 # An override whose marker is never true takes a package, and what only it needs, out of the resolution.
 WITHOUT_TORCH = "torch ; sys_platform == 'never'\n"
 # Every lock is for this platform alone, so the marker that says so is noise.
@@ -39,9 +41,10 @@ def resolve(source: str, *options: str) -> str:
     """Return the hash-locked text for one `.in` file."""
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch, "pyproject.toml").write_text(PROJECT)
+        Path(scratch, "overrides.txt").write_text(OVERRIDES)
         Path(scratch, "without-torch.txt").write_text(WITHOUT_TORCH)
         command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11", "--generate-hashes"]
-        command += ["--no-header", "--no-annotate", *options, str(HERE / source)]
+        command += ["--no-header", "--no-annotate", "--override=overrides.txt", *options, str(HERE / source)]
         resolved = subprocess.run(command, cwd=scratch, check=True, text=True, stdout=subprocess.PIPE).stdout
     return PLATFORM.sub("", resolved)
 

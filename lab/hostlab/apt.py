@@ -11,11 +11,11 @@ from pathlib import Path
 
 from .errors import LabError
 
-SUITE = "bookworm"
+SUITE = "bookworm"  # of the machine, and of the hosts unless LAB_SUITE says otherwise
 
 
-def machine_sources(etc: Path = Path("/etc/apt")) -> str:
-    """The machine's own Debian sources in deb822 form; sources of anything else are left out.
+def machine_sources(etc: Path = Path("/etc/apt"), suite: str = SUITE) -> str:
+    """The machine's own Debian sources in deb822 form, for the hosts' suite; sources of anything else are left out.
 
     Raises LabError when there is none for Debian 12.
     """
@@ -41,7 +41,7 @@ def machine_sources(etc: Path = Path("/etc/apt")) -> str:
     for stanza in debian:
         stanza = {
             **stanza,
-            "Suites": " ".join(suite for suite in stanza["Suites"].split() if suite in suites),
+            "Suites": " ".join(name.replace(SUITE, suite) for name in stanza["Suites"].split() if name in suites),
             "Components": "main",
             "URIs": " ".join(_mirrors(stanza["URIs"].split())),
         }

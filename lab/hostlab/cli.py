@@ -23,6 +23,8 @@ environment:
   LAB_NAME     which lab; labs with different names run side by side, even with equal addresses (lab)
   LAB_MEMORY   memory limit of each new host (12g)
   LAB_BIND_RO  SRC:DST directories for new hosts, read-only, spaces between them
+  LAB_SUITE    release of the image: bookworm or trixie, or one that LAB_SOURCES has (bookworm)
+  LAB_SOURCES  file of apt sources (deb822) for the image, when not those of this machine
   LAB_DEBS     more Debian packages that hosts can install, spaces between them
   LAB_STATE    where the hosts' disks lie (/var/lib/sglang-lab)
   LAB_CACHE    where images are kept (~/.cache/sglang-lab)

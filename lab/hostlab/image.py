@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The hosts' base file system, and a flat apt repository of what they can install offline.
 
-<cache>/image-<key>/rootfs  a Debian 12 tree as a freshly provisioned server has it
+<cache>/image-<key>/rootfs  a tree as a freshly provisioned server has it
 <cache>/image-<key>/debs    the packages that roles install, with what they depend on (/srv/debs in a host)
-The key covers this file, the package lists and the machine's apt sources; a finished image is never changed.
+The key covers this file, the release, the package lists and the apt sources; a finished image is never changed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ BASE = ("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "
 # What roles install inside the hosts. LAB_DEBS adds to it.
 INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "nftables", "numactl",
                "libnuma1")  # fmt: skip
+SUITES = (SUITE, "trixie")
 APT_SOURCE = "deb [trusted=yes] file:/srv/debs ./\n"
 STEPS = 6
 
@@ -46,10 +47,25 @@ def installable(env: Mapping[str, str] = os.environ) -> list[str]:
     return packages
 
 
+def release(env: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """The hosts' release and where its packages come from (deb822): LAB_SOURCES, or the machine's own sources."""
+    suite, file = env.get("LAB_SUITE") or SUITE, env.get("LAB_SOURCES")
+    if file and not os.access(file, os.R_OK):
+        raise LabError("LAB_SOURCES can't be read", seen=file, wanted="a file of apt sources in deb822 form")
+    if not file and suite not in SUITES:
+        raise LabError(
+            "LAB_SUITE is not a release of Debian that the lab knows",
+            seen=suite,
+            wanted=" or ".join(SUITES),
+            next=f"for another release, LAB_SOURCES=FILE with apt sources for {suite}",
+        )
+    return suite, Path(file).read_text() if file else machine_sources(suite=suite)
+
+
 def ensure(cache: Path, say, rebuild: bool = False) -> Path:
     """The image's directory, built now if it is not there yet."""
-    sources, packages = machine_sources(), installable()
-    key = hashlib.sha256("\0".join([Path(__file__).read_text(), sources, *packages]).encode()).hexdigest()[:12]
+    (suite, sources), packages = release(), installable()
+    key = hashlib.sha256("\0".join([Path(__file__).read_text(), suite, sources, *packages]).encode()).hexdigest()[:12]
     image = cache / f"image-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with _one_builder(cache, say):
@@ -60,7 +76,7 @@ def ensure(cache: Path, say, rebuild: bool = False) -> Path:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir()
         try:
-            _build(building, sources, packages, _Progress(say))
+            _build(building, suite, sources, packages, _Progress(say))
             if image.is_dir():
                 shutil.rmtree(image)
             building.rename(image)
@@ -97,12 +113,12 @@ class _Progress:
         self.say(f"image: {self.step}/{STEPS} {what} ({time.monotonic() - self.begin:.0f} s)")
 
 
-def _build(directory: Path, sources: str, packages: Iterable[str], progress: _Progress) -> None:
+def _build(directory: Path, suite: str, sources: str, packages: Iterable[str], progress: _Progress) -> None:
     root, debs = directory / "rootfs", directory / "debs"
     root.mkdir()
     debs.mkdir()
-    progress.next(f"Debian {SUITE}: unpacking and configuring {len(BASE)} packages and what they need")
-    _bootstrap(root, debs, sources, packages, progress)
+    progress.next(f"{suite}: unpacking and configuring {len(BASE)} packages and what they need")
+    _bootstrap(root, debs, suite, sources, packages, progress)
     progress.next(f"writing {len(list(debs.glob('*.deb')))} packages' index")
     (debs / "Packages").write_bytes(_output(["apt-ftparchive", "packages", "."], debs))
     (debs / "Release").write_bytes(_output(["apt-ftparchive", "release", "."], debs))
@@ -111,7 +127,7 @@ def _build(directory: Path, sources: str, packages: Iterable[str], progress: _Pr
     progress.next(f"done: {_size(root)} MB tree, {_size(debs)} MB packages")
 
 
-def _bootstrap(root: Path, debs: Path, sources: str, packages: Iterable[str], progress: _Progress) -> None:
+def _bootstrap(root: Path, debs: Path, suite: str, sources: str, packages: Iterable[str], progress: _Progress) -> None:
     """Fill root and debs: mmdebstrap packs the tree in memory where there is room, tar unpacks it."""
     apt = 'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get'
     # Run outside the tree with mmdebstrap's own configuration, so that the machine's network settings hold.
@@ -126,7 +142,7 @@ def _bootstrap(root: Path, debs: Path, sources: str, packages: Iterable[str], pr
         *(f"--aptopt={option}" for option in machine_apt_options()),
         f"--customize-hook={download}",
     ]
-    pack = ["mmdebstrap", "--mode=root", "--format=tar", "--variant=minbase", *options, SUITE, "-", "-"]
+    pack = ["mmdebstrap", "--mode=root", "--format=tar", "--variant=minbase", *options, suite, "-", "-"]
     unpack = ["tar", "-x", "-C", root, "--numeric-owner", "--xattrs", "--xattrs-include=*"]
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **_fast_tmpdir()}
     log = root.parent / "build.log"

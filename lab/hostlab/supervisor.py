@@ -29,11 +29,11 @@ BRIDGE = "lab0"
 NSPAWN_REBOOT = 133  # nspawn's exit code for a reboot, with --keep-unit
 
 # Process 1 of a host. nspawn mounts v1 controllers read-only; the host sees only its own subtree of them,
-# and its systemd needs to write there.
+# and its systemd needs to write there. systemd 256 and newer refuses them unless told to go on.
 HOST_INIT = """\
 #!/bin/sh
 for directory in {controllers}; do mount -o remount,bind,rw "$directory"; done
-exec /lib/systemd/systemd "$@"
+exec /lib/systemd/systemd SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1 "$@"
 """
 HOST_NETWORK = """\
 [Match]

@@ -7,62 +7,23 @@ both) and returns findings. A finding names what was seen, what is wanted and wh
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterable
-from typing import Callable
+import typing as t
+from collections.abc import Iterable, Mapping
+
+from .engine_checks import check_engine, host_cache_gib
+from .findings import Finding, Unchecked, found
+from .gpu_checks import check_gpus
+from .host import SECONDS, Host
+from .system_checks import check_limits, check_settings
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
 SUPPORTED_PYTHONS = {(3, 11), (3, 12), (3, 13)}
 GIB = 1 << 30
 LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong. severity: "error" refuses the run, "warning" is only shown."""
-
-    id: str
-    severity: str
-    seen: str
-    wanted: str
-    fix: str
-    variable: str = ""
-
-
-def run_program(command: list[str]) -> tuple[int, str]:
-    """Run a program for at most 20 s and return its exit status and output; 127 when it is not there."""
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 127, str(error)
-    return done.returncode, done.stdout
-
-
-@dataclasses.dataclass(frozen=True)
-class Host:
-    """Where the checks look: files below `root`, programs through `run`."""
-
-    root: str = "/"
-    run: Callable[[list[str]], tuple[int, str]] = run_program
-
-    def path(self, name: str) -> str:
-        """Return the real path of `name` on this host."""
-        return os.path.join(self.root, name.lstrip("/"))
-
-    def read(self, name: str) -> str:
-        """Return a file's text, "" when it can't be read."""
-        try:
-            with open(self.path(name), encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return ""
 
 
 def check_system(host: Host) -> list[Finding]:
@@ -72,30 +33,14 @@ def check_system(host: Host) -> list[Finding]:
     findings = []
     if system not in SUPPORTED_SYSTEMS:
         wanted = "Debian 12, Debian 13 or Ubuntu 24.04"
-        findings.append(
-            Finding("host.system", "error", " ".join(system), wanted, "use a host with one of these systems")
-        )
+        findings.append(found("host.system", " ".join(system), wanted, "use a host with one of these systems"))
     if os.uname().machine != "x86_64":
-        findings.append(
-            Finding(
-                "host.machine",
-                "error",
-                os.uname().machine,
-                "x86_64",
-                "use an x86_64 host; the lock files are for it alone",
-            )
-        )
+        fix = "use an x86_64 host; the lock files are for it alone"
+        findings.append(found("host.machine", os.uname().machine, "x86_64", fix))
     if host.read("/proc/1/comm").strip() != "systemd":
         seen = "init system is '{}'".format(host.read("/proc/1/comm").strip() or "unknown")
-        findings.append(
-            Finding(
-                "host.init",
-                "error",
-                seen,
-                "systemd as process 1",
-                "use a host or virtual machine that boots with systemd",
-            )
-        )
+        fix = "use a host or virtual machine that boots with systemd"
+        findings.append(found("host.init", seen, "systemd as process 1", fix))
     return findings
 
 
@@ -107,7 +52,7 @@ def check_python(host: Host, interpreter: str, variable: str) -> list[Finding]:
         return []
     seen = f"{interpreter} is Python {output.strip()}" if match else f"{interpreter} does not run: {output.strip()}"
     wanted = "Python 3.11, 3.12 or 3.13"
-    return [Finding("host.python", "error", seen, wanted, f"set {variable} to such an interpreter", variable)]
+    return [found("host.python", seen, wanted, f"set {variable} to such an interpreter", variable)]
 
 
 def listening_inodes(table: str, port: int) -> set[str]:
@@ -116,29 +61,14 @@ def listening_inodes(table: str, port: int) -> set[str]:
     return {row[9] for row in rows if len(row) > 9 and row[3] == LISTEN and int(row[1].rsplit(":", 1)[1], 16) == port}
 
 
-def link_targets(directory: str) -> list[str]:
-    """Return where the links of a directory point to. A link that vanishes meanwhile is left out."""
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return []  # the process has ended, or is another user's
-    targets = []
-    for name in names:
-        with contextlib.suppress(OSError):
-            targets.append(os.readlink(os.path.join(directory, name)))
-    return targets
-
-
 def socket_owners(host: Host, inodes: set[str]) -> list[tuple[int, str, str]]:
     """Return (pid, command name, systemd unit) of the processes that hold one of these sockets."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
-    owners = []
-    for pid in sorted((name for name in os.listdir(host.path("/proc")) if name.isdigit()), key=int):
-        directory = host.path(f"/proc/{pid}/fd")
-        if any(target in wanted for target in link_targets(directory)):
-            unit = re.search(r"/([^/\n]+\.service)", host.read(f"/proc/{pid}/cgroup"))
-            owners.append((int(pid), host.read(f"/proc/{pid}/comm").strip(), unit[1] if unit else ""))
-    return owners
+    return [
+        (pid, host.read(f"/proc/{pid}/comm").strip(), host.unit_of(pid))
+        for pid in host.pids()
+        if any(target in wanted for target in host.open_files(pid))
+    ]
 
 
 def check_port(host: Host, port: int, variable: str, units: Iterable[str]) -> list[Finding]:
@@ -154,7 +84,7 @@ def check_port(host: Host, port: int, variable: str, units: Iterable[str]) -> li
         or "an unknown process"
     )
     fix = f"stop it, or set {variable} to another port; ss -ltnp 'sport = :{port}' shows the owner"
-    return [Finding("host.port", "error", f"port {port} is held by {who}", f"port {port} free", fix, variable)]
+    return [found("host.port", f"port {port} is held by {who}", f"port {port} free", fix, variable)]
 
 
 def existing_parent(path: str) -> str:
@@ -171,7 +101,7 @@ def check_disk(host: Host, path: str, need_gib: float, variable: str) -> list[Fi
     if free >= need_gib:
         return []
     fix = f"free disk space, or set {variable} to a directory on a larger file system (df -h {existing_parent(path)})"
-    return [Finding("host.disk", "error", f"{free:.1f} GiB free for {path}", f"{need_gib} GiB", fix, variable)]
+    return [found("host.disk", f"{free:.1f} GiB free for {path}", f"{need_gib} GiB", fix, variable)]
 
 
 def available_memory_gib(host: Host) -> float:
@@ -196,7 +126,7 @@ def check_memory(host: Host, need_gib: float, variable: str, units: Iterable[str
     if available >= need_gib:
         return []
     fix = f"end what uses memory (ps --sort=-rss -eo rss,pid,comm | head), or lower {variable} for a smaller model"
-    return [Finding("host.memory", "error", f"{available:.1f} GiB available", f"{need_gib} GiB", fix, variable)]
+    return [found("host.memory", f"{available:.1f} GiB available", f"{need_gib} GiB", fix, variable)]
 
 
 def check_file(host: Host, path: str, variable: str) -> list[Finding]:
@@ -204,7 +134,35 @@ def check_file(host: Host, path: str, variable: str) -> list[Finding]:
     if os.path.isfile(host.path(path)):
         return []
     fix = f"put it there, or set {variable} to where it is"
-    return [Finding("host.file", "error", f"no file {path}", "that file on the host", fix, variable)]
+    return [found("host.file", f"no file {path}", "that file on the host", fix, variable)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """Everything that was seen: what is wrong, what was not looked at and why, and facts for the inventory."""
+
+    findings: list[Finding]
+    unchecked: list[Unchecked]
+    facts: dict[str, t.Any]
+
+
+def gpu_part(
+    host: Host, gpus: Mapping[str, t.Any] | None, reason: str, units: Iterable[str], timeout: float
+) -> Inspection:
+    """The GPUs, and the limits that only an engine with GPUs needs; nothing but the reason where none are wanted."""
+    if not gpus:
+        return Inspection(
+            [], [Unchecked(name, reason) for name in ("gpu.*", "host.iommu", "host.acs", "host.aspm")], {}
+        )
+    view = check_gpus(host, dict(gpus), units, timeout)
+    facts = {
+        "driver": view.driver,
+        "cuda": view.cuda,
+        "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
+        "islands": view.islands,
+        "numa": [dataclasses.asdict(node) for node in view.nodes],
+    }
+    return Inspection(view.findings + check_limits(host), view.unchecked, facts)
 
 
 def check_host(
@@ -214,8 +172,21 @@ def check_host(
     disks: Iterable[dict] = (),
     memory: dict | None = None,
     files: Iterable[dict] = (),
-) -> list[Finding]:
-    """Run every check that has something to look at; each dict holds the arguments of its check function."""
+    gpus: Mapping[str, t.Any] | None = None,
+    gpus_reason: str = "no GPUs are wanted",
+    units: Iterable[str] = (),
+    venv: str = "",
+    cache: str = "",
+    engines: Iterable[Mapping[str, t.Any]] = (),
+    shm_gib: float = 0,
+    timeout: float = SECONDS,
+) -> Inspection:
+    """Run every check that has something to look at; each dict holds the arguments of its check function.
+
+    gpus: what is wanted of the GPUs (see gpu_checks), nothing for none. units: patterns of our own units. engines: the
+    arguments and the environment of each. timeout: seconds for each program that asks the GPUs.
+    """
+    engines = list(engines)
     findings = check_system(host)
     if python:
         findings += check_python(host, **python)
@@ -224,7 +195,11 @@ def check_host(
     for disk in disks:
         findings += check_disk(host, **disk)
     if memory:
-        findings += check_memory(host, **memory)
+        pinned = host_cache_gib(engines)
+        findings += check_memory(host, **{**memory, "need_gib": memory["need_gib"] + pinned})
     for file in files:
         findings += check_file(host, **file)
-    return findings
+    settings, unchecked = check_settings(host, shm_gib)
+    part = gpu_part(host, gpus, gpus_reason, units, timeout)
+    findings += settings + part.findings + check_engine(host, venv, cache, engines)
+    return Inspection(findings, unchecked + part.unchecked, part.facts)

@@ -23,7 +23,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "lab"))
 
-from hostlab import apt, cgroups  # noqa: E402  (the lab is a tool, not an installed package)
+from hostlab import apt, cgroups, image  # noqa: E402  (the lab is a tool, not an installed package)
 from hostlab.errors import LabError  # noqa: E402
 from hostlab.settings import Settings, parse_hosts  # noqa: E402
 
@@ -381,6 +381,23 @@ def test_only_debians_own_sources_are_taken(tmp_path: Path) -> None:
         "Types: deb\nURIs: http://archive.example/debian-security\nSuites: bookworm-security\nComponents: main\n"
         "Signed-By: /k.gpg\n"
     )
+
+
+def test_another_release_comes_from_the_same_archives(tmp_path: Path) -> None:
+    (tmp_path / "sources.list").write_text(ONE_LINE)
+    assert "Suites: trixie\n" in apt.machine_sources(tmp_path, "trixie")
+
+
+def test_the_hosts_release_is_the_one_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "noble.sources").write_text("Types: deb\n")
+    file = str(tmp_path / "noble.sources")
+    assert image.release({"LAB_SUITE": "noble", "LAB_SOURCES": file}) == ("noble", "Types: deb\n")
+    assert image.release({})[0] == "bookworm"
+    with pytest.raises(LabError, match="not a release") as refused:
+        image.release({"LAB_SUITE": "noble"})
+    assert "LAB_SOURCES" in str(refused.value)
+    with pytest.raises(LabError, match="LAB_SOURCES can't be read"):
+        image.release({"LAB_SUITE": "noble", "LAB_SOURCES": file + "x"})
 
 
 def test_a_machine_without_debian_12_sources_is_refused(tmp_path: Path) -> None:

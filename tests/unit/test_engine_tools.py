@@ -159,6 +159,16 @@ def test_some_model_has_a_wheel():
     assert any(wheelhouse.model_requirement(path.stem) for path in MODELS)
 
 
+@pytest.mark.parametrize(("python", "outlines", "numpy"), [("3.11", True, "2.3.5"), ("3.13", False, "2.4.6")])
+@pytest.mark.parametrize("lock", ["cpu", "cuda"])
+def test_markers_are_those_of_the_hosts_python(lock, python, outlines, numpy):
+    text = wheelhouse.for_python((ENGINE / "locks" / f"{lock}.txt").read_text(), python)
+    names = {line.split("==")[0]: line.split("==")[1].split()[0] for line in text.splitlines() if "==" in line}
+    assert ("outlines-core" in names) == outlines
+    assert names["numpy"] == numpy
+    assert ";" not in text
+
+
 @pytest.fixture
 def fill(tmp_path, monkeypatch, capsys):
     """Run the program with a download that only notes what it is asked for; return what was printed and noted."""

@@ -130,16 +130,14 @@ def sglang_intents(servers: Sequence[Mapping[str, Any]], release: str, gpus: boo
     units = [server["unit"] for server in servers]
     same = {"release": release, "gpus": gpus}
     return [
-        {key: server[key] for key in ("unit", "arguments", "environment")}
-        | same
-        | {"neighbours": [unit for unit in units if unit != server["unit"]]}
-        for server in servers
+        one | same | {"neighbours": [unit for unit in units if unit != one["unit"]]}
+        for one in pick(servers, "unit", "arguments", "environment")
     ]
 
 
-def sglang_routed(fleet: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the router needs to know of servers."""
-    return [{key: server[key] for key in ("name", "url", "bootstrap_port")} for server in fleet]
+def pick(items: Sequence[Mapping[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    """Return each mapping with these keys only."""
+    return [{key: item[key] for key in keys} for item in items]
 
 
 def sglang_targets(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -229,7 +227,7 @@ class FilterModule:
             "sglang_address": sglang_address,
             "sglang_ports": sglang_ports,
             "sglang_intents": sglang_intents,
-            "sglang_routed": sglang_routed,
+            "pick": pick,
             "sglang_targets": sglang_targets,
             "sglang_monitored": sglang_monitored,
             "sglang_subjects": sglang_subjects,
