@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One lab host and the playbooks on it, used as an operator uses them."""
+"""Lab hosts and the playbooks on them, used as an operator uses them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Run:
 
     def __init__(self, status: int, output: str) -> None:
         self.status, self.output = status, output
-        recap = re.search(r"^lab1 +: ok=(\d+) +changed=(\d+) +unreachable=(\d+) +failed=(\d+)", output, re.MULTILINE)
-        self.ok, self.changed = (int(recap[1]), int(recap[2])) if recap else (0, -1)
+        recap = re.findall(r"^lab\d +: ok=(\d+) +changed=(\d+) ", output, re.MULTILINE)
+        self.ok, self.changed = (sum(int(host[place]) for host in recap) for place in (0, 1)) if recap else (0, -1)
 
     def changed_tasks(self) -> list[str]:
         """Return the names of the tasks that reported a change."""
@@ -56,9 +56,10 @@ class Run:
 
 
 class SiteHost:
-    """A lab with the one host of inventory/lab."""
+    """A lab with the hosts of an inventory; what is done to one host is done to lab1 unless it is named."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, inventory: str = "inventory/lab", hosts: tuple[str, ...] = ()) -> None:
+        self.inventory, self.hosts = inventory, hosts
         self.environment = {**os.environ, "LAB_NAME": name, "ANSIBLE_NOCOLOR": "1", "PYTHONUNBUFFERED": "1"}
 
     def lab(self, *words: str, timeout: int = 200) -> str:
@@ -71,23 +72,23 @@ class SiteHost:
         return done.stdout
 
     def up(self) -> None:
-        """Boot the host with the wheelhouse."""
-        self.lab("up", "--bind-ro", f"{CACHE / 'wheelhouse'}:/srv/wheelhouse")
+        """Boot the hosts with the wheelhouse."""
+        self.lab("up", *self.hosts, "--bind-ro", f"{CACHE / 'wheelhouse'}:/srv/wheelhouse")
 
     def down(self) -> None:
         """Remove the lab."""
         self.lab("down")
 
-    def shell(self, command: str, status: int | None = 0) -> str:
-        """Run a command on the host past ssh; status None accepts any exit status."""
-        words = [sys.executable, CHECKOUT / "lab" / "lab", "shell", "lab1", "--", "sh", "-c", command]
+    def shell(self, command: str, status: int | None = 0, host: str = "lab1") -> str:
+        """Run a command on a host past ssh; status None accepts any exit status."""
+        words = [sys.executable, CHECKOUT / "lab" / "lab", "shell", host, "--", "sh", "-c", command]
         done = subprocess.run(words, env=self.environment, text=True, capture_output=True, timeout=120, check=False)
         assert status is None or done.returncode == status, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def command(self, playbook: str, *arguments: str) -> list[str]:
         """Return the command line of a playbook run."""
-        return [str(ANSIBLE_PLAYBOOK), playbook, *arguments]
+        return [str(ANSIBLE_PLAYBOOK), "--inventory", self.inventory, playbook, *arguments]
 
     def play(self, playbook: str, *arguments: str, status: int | None = 0) -> Run:
         """Run a playbook to its end."""
@@ -128,9 +129,9 @@ class SiteHost:
                     return
         raise AssertionError(f"never printed {text!r}:\n{printed[-3000:]}")
 
-    def main_pid(self, unit: str) -> int:
+    def main_pid(self, unit: str, host: str = "lab1") -> int:
         """Return the main process of a unit, 0 when there is none."""
-        return int(self.shell(f"systemctl show --property MainPID --value {unit}"))
+        return int(self.shell(f"systemctl show --property MainPID --value {unit}", host=host))
 
     def snapshot(self) -> dict[str, list[str]]:
         """Return what is on the host, in a stable order."""

@@ -20,15 +20,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 TOPOLOGIES = ("unified", "replicas", "disaggregated")
+# In place of the keys of real inventories, which may be kept outside the repository.
+KEY = {"sglang_serve_api_key": "0123456789abcdef-of-an-inventory"}
 # Inventory, variables of the command line, what stands before the names of its hosts.
 JOBS = [
     (HERE / "scenarios", {}, ""),
-    (ROOT / "inventory/lab", {}, ""),
-    (ROOT / "inventory/lab-replicas", {}, "replicas-"),
-    *((ROOT / "inventory/production.example", {"site_topology": name}, f"production-{name}-") for name in TOPOLOGIES),
+    (ROOT / "inventory/lab", KEY, ""),
+    (ROOT / "inventory/lab-replicas", KEY, "replicas-"),
+    *((ROOT / "inventory/production.example", KEY | {"site_topology": it}, f"production-{it}-") for it in TOPOLOGIES),
 ]
-# In place of the keys of real inventories, which may be kept outside the repository.
-KEY = "0123456789abcdef-of-an-inventory"
 
 
 def build_tree(parent: Path) -> Path:
@@ -45,21 +45,24 @@ def build_tree(parent: Path) -> Path:
     return play / "render.yml"
 
 
-def render(inventory: Path, settings: dict, directory: Path) -> dict[str, dict]:
-    """Return host -> what render.yml writes, for the hosts of an inventory with some variables set otherwise."""
+def play(inventory: Path, settings: dict, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run render.yml for the hosts of an inventory with some variables set otherwise; it writes into directory/out."""
     out = directory / "out"
     out.mkdir(parents=True)
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     variables |= {"render_directory": str(out), **settings}
-    if inventory.parent != HERE:
-        variables["sglang_serve_api_key"] = KEY
     # The playbook's path is not resolved: the variables beside it are the tree's.
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "--inventory", str(inventory)]
     command += [str(build_tree(directory)), "--extra-vars", json.dumps(variables)]
-    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCAL_TEMP": str(directory / "tmp")}
-    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    return {file.stem: json.loads(file.read_text()) for file in out.iterdir()}
+    environment |= {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCAL_TEMP": str(directory / "tmp")}
+    return subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def render(inventory: Path, settings: dict, directory: Path) -> dict[str, dict]:
+    """Return host -> what render.yml writes."""
+    done = play(inventory, settings, directory)
+    assert done.returncode == 0, f"{' '.join(done.args)}\n{done.stdout}\n{done.stderr}"
+    return {file.stem: json.loads(file.read_text()) for file in (directory / "out").iterdir()}
 
 
 PARSE = """

@@ -200,7 +200,7 @@ def island_faults(topology: str, islands: Sequence[Mapping[str, Any]], device: s
     if not faults and device != "cpu":
         shares = [gpus] if topology == "unified" else [list(map(int, island.get("gpus", []))) for island in islands]
         faults = [fault for share in shares if (fault := share_fault(share, tp))]
-    return [f"sglang_serve_islands: {fault}" for fault in faults]
+    return [f"sglang_serve_islands: {fault}" for fault in dict.fromkeys(faults)]
 
 
 def share_fault(gpus: Sequence[int], tp: int) -> str:
