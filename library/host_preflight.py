@@ -241,7 +241,7 @@ facts:
 import dataclasses
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ops.findings import judge, sentence
+from ansible.module_utils.ops.findings import KINDS, WARNING, judge, sentence
 from ansible.module_utils.ops.preflight import Host, check_host
 
 
@@ -328,6 +328,10 @@ def main() -> None:
     arguments = dict(module.params)
     word = {name: arguments.pop(name) for name in ("accept", "defer", "defer_reason")}
     arguments["venv"], arguments["cache"] = arguments["venv"] or "", arguments["cache"] or ""
+    warnings = sorted(id for id, (severity, _meaning) in KINDS.items() if severity == WARNING)
+    unknown = sorted(set(word["accept"]) - set(warnings))
+    if unknown:
+        module.fail_json(msg=f"accept has {', '.join(unknown)}; wanted: ids of warnings: {', '.join(warnings)}")
     inspection = check_host(Host(), **arguments)
     report = judge(inspection.findings, inspection.unchecked, **word)
     result = {"facts": inspection.facts, **dataclasses.asdict(report)}

@@ -25,8 +25,9 @@ from .apt import SUITE, machine_apt_options, machine_sources
 from .errors import LabError
 
 # What a freshly provisioned server has.
-BASE = ("systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "python3", "python3-apt", "curl",
-        "ca-certificates", "iproute2", "iputils-ping", "netbase", "procps", "kmod", "pciutils", "less")  # fmt: skip
+BASE = ("apt", "systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "python3", "python3-apt",
+        "curl", "ca-certificates", "iproute2", "iputils-ping", "netbase", "procps", "kmod", "pciutils",
+        "less")  # fmt: skip
 # What roles install inside the hosts. LAB_DEBS adds to it.
 INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "nftables", "numactl",
                "libnuma1")  # fmt: skip

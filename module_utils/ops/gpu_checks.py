@@ -330,10 +330,22 @@ def check_iommu(host: Host, gpus: Iterable[Gpu]) -> list[Finding]:
     return [found("host.iommu", seen, "identity, or no IOMMU: else NCCL can hang at its first transfer", fix)]
 
 
-def check_pci(devices: Iterable[PciDevice], gpus: Iterable[Gpu]) -> list[Finding]:
-    """Redirection at bridges (ACS), and links that sleep (ASPM)."""
+def device_path(host: Host, address: str) -> str:
+    """Return the path of a device in /sys, which names every bridge above it."""
+    return os.path.realpath(host.path(f"/sys/bus/pci/devices/{address}"))
+
+
+def bridges_above(paths: Iterable[str]) -> set[str]:
+    """Return the bus addresses of the bridges on the way to these devices."""
+    return {
+        part for path in paths for part in path.split("/")[:-1] if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f:]+\.[0-7]", part)
+    }
+
+
+def check_pci(devices: Iterable[PciDevice], gpus: Iterable[Gpu], bridges: set[str]) -> list[Finding]:
+    """Redirection at the bridges above GPUs (ACS), and links that sleep (ASPM)."""
     devices = list(devices)
-    redirecting = [device for device in devices if "bridge" in device.kind.lower() and "ReqRedir+" in device.acs]
+    redirecting = [device for device in devices if device.bus_id in bridges and "ReqRedir+" in device.acs]
     findings = []
     if redirecting:
         ids = [device.bus_id for device in redirecting]
@@ -446,7 +458,7 @@ def islands_of(host: Host, gpus: Iterable[Gpu], nodes: list[Node], size: int) ->
     only = nodes[0].number if len(nodes) == 1 else None
     places = {gpu.index: gpu_node(host, gpu.bus_id) for gpu in gpus}
     places = {index: only if node is None else node for index, node in places.items()}
-    order = {gpu.index: os.path.realpath(host.path(f"/sys/bus/pci/devices/{gpu.bus_id}")) for gpu in gpus}
+    order = {gpu.index: device_path(host, gpu.bus_id) for gpu in gpus}
     return propose_islands(places, order, size)
 
 
@@ -465,10 +477,15 @@ def check_gpus(host: Host, wanted: Wanted, our_units: Iterable[str], timeout: fl
     findings += check_xids(parse_xids(log or ""), gpus)
     status, text = host.run(["lspci", "-D", "-vvv"], timeout)
     devices = parse_lspci(text) if status == 0 else []
-    if not any(device.acs for device in devices):
-        reason = "lspci is not installed" if status == NOT_THERE else "lspci shows no capabilities (needs root)"
-        unchecked.append(Unchecked("host.acs", f"{reason}, or no bridge has any; apt-get install pciutils"))
-    findings += check_pci(devices, gpus)
+    bridges = bridges_above(device_path(host, gpu.bus_id) for gpu in gpus)
+    if not any(device.acs for device in devices if device.bus_id in bridges):
+        reason = (
+            "lspci is not installed: apt-get install pciutils"
+            if status == NOT_THERE
+            else ("lspci shows no ACS of the bridges above the GPUs (it needs root; a virtual machine has none)")
+        )
+        unchecked.append(Unchecked("host.acs", reason))
+    findings += check_pci(devices, gpus, bridges)
     if len(gpus) > 1:
         status, text = host.run([SMI, "topo", "-p2p", "r"], timeout)
         states = parse_p2p(text) if status == 0 else {}

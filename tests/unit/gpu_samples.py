@@ -95,10 +95,15 @@ class GpuHost:
         self.write("/boot/vmlinuz-6.1.0-9-amd64", "")
         self.write("/lib/modules/6.1.0-38-amd64/modules.dep", "updates/dkms/nvidia.ko: kernel/drivers/video/x.ko\n")
         for index, bus in enumerate(BUSES):
-            device = f"/sys/bus/pci/devices/0000:{bus.lower()}"
+            # Two GPUs behind each switch, whose port has the number before the first of them; see samples/lspci.txt.
+            port = f"0000:{int(BUSES[index // 2 * 2][:2], 16) - 1:02x}:00.0"
+            device = f"/sys/devices/pci0000:00/0000:00:01.1/{port}/0000:{bus.lower()}"
             self.write(f"{device}/vendor", "0x10de\n")
             self.write(f"{device}/class", "0x030200\n")
             self.write(f"{device}/numa_node", f"{index // 4}\n")
+            link = root / f"sys/bus/pci/devices/0000:{bus.lower()}"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(root / device.lstrip("/"))
         for node in (0, 1):
             self.write(f"/sys/devices/system/node/node{node}/cpulist", f"{node * 64}-{node * 64 + 63}\n")
             self.write(f"/sys/devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       396000000 kB\n")

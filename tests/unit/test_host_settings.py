@@ -338,5 +338,12 @@ def test_the_module_reports_and_lets_the_operator_accept(run_module, gpus):
     assert "gpu.count: 0 GPUs" in result["msg"]
 
 
+@pytest.mark.parametrize("id", ["host.port", "host.clok"])
+def test_what_cannot_be_accepted_is_refused(run_module, gpus, id):
+    result = run_module("host_preflight", {"accept": {id: "because"}})
+    assert result["failed"]
+    assert result["msg"].startswith(f"accept has {id}; wanted: ids of warnings: engine.answer_cap, ")
+
+
 def test_findings_are_values():
     assert found("host.port", "a", "b", "c", "d") == Finding("host.port", "error", "a", "b", "c", "d")
