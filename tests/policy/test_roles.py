@@ -18,11 +18,11 @@ TYPES = {
     "list": (list,),
     "dict": (dict,),
 }
-# A play calls these, an operator sets their variables. preflight checks the others and has nothing of its own to set.
+# A play calls these, an operator sets their variables. preflight and memory_plan are checks themselves, the first that run.
 SITE = [
     role for task in load(ROOT / "playbooks/site.yml")[0]["tasks"] if (role := task.get("ansible.builtin.import_role"))
 ]
-PUBLIC = [role for role in ROLES if role.name in {one["name"] for one in SITE} - {"preflight"}]
+PUBLIC = [role for role in ROLES if role.name in {one["name"] for one in SITE} - {"preflight", "memory_plan"}]
 # Modules that create files take the umask's word for their mode when none is given.
 WITH_MODE = ("copy", "file", "template", "lineinfile", "blockinfile", "get_url", "assemble", "unarchive")
 
@@ -44,6 +44,10 @@ def fits(value: Any, spec: dict) -> bool:
     if spec["type"] == "list" and "elements" in spec:
         return all(fits(element, {"type": spec["elements"]}) for element in value)
     return "choices" not in spec or value in spec["choices"]
+
+
+def test_the_checks_come_before_everything_else():
+    assert [role["name"] for role in SITE[:2]] == ["memory_plan", "preflight"]
 
 
 def test_there_are_public_roles():
