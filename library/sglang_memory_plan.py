@@ -106,9 +106,13 @@ options:
         1/8 GiB per GPU of the replica.
     type: float
   session_tokens:
-    description: Length of the returning sessions to count.
+    description: Length of the returning sessions to count, prompt and answer together.
     type: int
     default: 65536
+  session_answer_tokens:
+    description: Tokens of O(session_tokens) that the server generated. Their end is one more boundary to keep.
+    type: int
+    default: 1024
   mem_fractions:
     description: Rows of RV(table). Empty for no table.
     type: list
@@ -346,6 +350,7 @@ def main():
             "load_overhead_gib": {"type": "float", "default": 0.4},
             "headroom_gib": {"type": "float"},
             "session_tokens": {"type": "int", "default": 65536, "no_log": False},
+            "session_answer_tokens": {"type": "int", "default": 1024, "no_log": False},
             "mem_fractions": {"type": "list", "elements": "float", "default": []},
             "context_lengths": {"type": "list", "elements": "int", "default": []},
             "server": {"type": "dict"},

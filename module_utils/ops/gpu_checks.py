@@ -89,7 +89,7 @@ def check_answer(smi: Smi, driver: str) -> list[Finding]:
         )
         return [found("gpu.hang", smi.said, f"{SMI} -q answers", fix)]
     if smi.problem == "mismatch":
-        seen = f"{smi.said}; the loaded module is {driver or 'unknown'}".replace("\n", "; ")
+        seen = f"{smi.said}; the loaded module is {driver or 'unknown'}"
         fix = "reboot; or stop what uses the GPUs, rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia, modprobe nvidia"
         return [found("gpu.driver_library", seen, "module and libraries of one version", fix)]
     if smi.problem == "failed" and not smi.lost:
@@ -111,7 +111,7 @@ def check_driver(smi: Smi, driver: str, is_open: bool, wanted: Wanted) -> list[F
     least, seen_version = str(wanted.get("driver_min") or ""), smi.driver or driver
     if least and seen_version and version(seen_version) < version(least):
         seen = f"driver {seen_version}{'' if is_open else ' (closed module)' if driver else ''}"
-        fix = "gpu_host_driver_version, then ansible-playbook playbooks/gpu_host.yml -e gpu_host_upgrade=true"
+        fix = "gpu_host_packages, then ansible-playbook playbooks/gpu_host.yml -e gpu_host_upgrade=true"
         findings.append(found("gpu.driver_version", seen, f"{least} or newer", fix, VARIABLE + ".driver_min"))
     return findings
 
@@ -416,7 +416,7 @@ def check_nvcc(host: Host, wanted: Wanted) -> list[Finding]:
     if status == 0 and match and version(match[1]) >= version(least):
         return []
     seen = f"nvcc {match[1]}" if match and status == 0 else "no nvcc in /usr/local/cuda/bin or the PATH"
-    fix = "gpu_host_cuda_packages, then ansible-playbook playbooks/gpu_host.yml"
+    fix = "gpu_host_packages, then ansible-playbook playbooks/gpu_host.yml"
     return [found("gpu.nvcc", seen, f"release {least} or newer", fix, VARIABLE + ".cuda_min")]
 
 

@@ -175,7 +175,7 @@ def parse_xml(text: str) -> Smi:
     except ElementTree.ParseError:
         root = None
     if root is None:
-        return Smi(lost=lost, problem="damaged", said=text.strip()[-300:])
+        return Smi(lost=lost, problem="damaged", said=" ".join(text.split())[-300:])
     gpus = tuple(_gpu(index, gpu) for index, gpu in enumerate(root.findall("gpu")))
     return Smi(
         gpus=gpus,
@@ -235,7 +235,7 @@ def ask_smi(host: Host, timeout: float) -> Smi:
         return answer
     problem = why_smi_failed(status, text)
     if problem and not (problem == "failed" and answer.lost):
-        return dataclasses.replace(answer, problem=problem, said=text.strip()[-300:])
+        return dataclasses.replace(answer, problem=problem, said=" ".join(text.split())[-300:])
     command = [SMI, "--query-gpu=" + ",".join(CSV_FIELDS), "--format=csv,noheader"]
     shorter = parse_csv(host.run(command, timeout)[1])
     return dataclasses.replace(answer, gpus=shorter.gpus, driver=shorter.driver)

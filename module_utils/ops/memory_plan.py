@@ -38,8 +38,12 @@ V4_DATA_BYTES, V4_SCALE_BYTES, V4_PAGE_ALIGN = 576, 8, 576
 SWA_EVICTION_INTERVAL = 128
 # Rows of the torch indexer fallback per step (fp8_paged_mqa_logits_torch_sm120: _QUERY_CHUNK).
 TORCH_INDEXER_ROWS = 1024
-# Candidates the dsv4_sm120 indexer keeps per row, in units of index_topk; does not grow with the context.
-DSV4_SM120_KEPT = 8
+# The dsv4_sm120 indexer (docs/kernels.md): rows of its dense form and of a merge launch, splits up to so many rows,
+# and the model's longest sequence in compressed positions, which is not the configured context.
+DSV4_SM120_DENSE_ROWS, DSV4_SM120_MERGE_ROWS = 16, 1024
+DSV4_SM120_DENSE_PARTS = ((4, 32), (16, 8))
+DSV4_SM120_MERGE_SPLITS = ((32, 8), (512, 4), (1024, 1))
+DSV4_SM120_POSITIONS = 262_144
 # Decode graphs beyond their known tensors: 1.2 GiB in a public report of this model and card, 0.6-0.9 GiB in ours.
 GRAPH_BASE_GIB = 1.2
 # Free memory that CUDA and NCCL take before SGLang measures "free before load": 97,249 MiB card, 94.2 GiB seen.
@@ -81,6 +85,7 @@ class PlanInputs:
     load_overhead_gib: float = LOAD_OVERHEAD_GIB
     headroom_gib: float | None = None
     session_tokens: int = 65_536
+    session_answer_tokens: int = 1024
 
     @property
     def mtp(self) -> bool:
@@ -132,6 +137,12 @@ def validate(inputs: PlanInputs) -> None:
     )
     _check(inputs.page_size >= 1, "page_size", inputs.page_size, "1 or more")
     _check(inputs.session_tokens >= 1, "session_tokens", inputs.session_tokens, "1 or more")
+    _check(
+        0 <= inputs.session_answer_tokens <= inputs.session_tokens,
+        "session_answer_tokens",
+        inputs.session_answer_tokens,
+        f"0 to session_tokens ({inputs.session_tokens})",
+    )
     for name in ("weights_gib", "graph_gib", "runtime_gib", "load_overhead_gib", "headroom_gib"):
         value = getattr(inputs, name)
         _check(value is None or value >= 0, name, value, "GiB, 0 or more")
@@ -311,6 +322,12 @@ def swa_per_session(inputs: PlanInputs, tokens: int, answer_tokens: int = 0) -> 
     return 2 * boundaries * V4_PAGE
 
 
+def swa_of_planned_session(inputs: PlanInputs) -> int:
+    """SWA slots of one session of ``session_tokens``."""
+    answer = inputs.session_answer_tokens
+    return swa_per_session(inputs, inputs.session_tokens - answer, answer)
+
+
 def dense_bytes_per_token(inputs: PlanInputs) -> int:
     """Bytes of K and V per token and rank of a dense model; KV heads fewer than ranks are replicated."""
     model = inputs.model
@@ -351,6 +368,19 @@ def context_pages(inputs: PlanInputs) -> int:
     return _ceil_div(row_length(inputs), V4_PAGE)
 
 
+def dsv4_sm120_workspace(rows: int, topk: int) -> int:
+    """Bytes one indexer call of the dsv4_sm120 kernels needs for ``rows`` queries, whatever the context."""
+
+    def up_to(table: Sequence[tuple], count: int) -> int:
+        return next(value for limit, value in table if count <= limit)
+
+    if rows <= DSV4_SM120_DENSE_ROWS:
+        parts = up_to(DSV4_SM120_DENSE_PARTS, rows)
+        return rows * (4 * DSV4_SM120_POSITIONS + 4 * 4 * topk + 8 * 8 * topk + 4 * (1 + parts))
+    rows = min(rows, DSV4_SM120_MERGE_ROWS)
+    return rows * (4 * 8 * topk + up_to(DSV4_SM120_MERGE_SPLITS, rows) * (4 * 2 * topk + 8 * 4 * topk + 4))
+
+
 def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | None = None) -> tuple:
     """Tensors one c4 layer's indexer call makes for ``rows`` queries at full context, for one of INDEXER_BACKENDS.
 
@@ -362,7 +392,7 @@ def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | No
     model, pages = inputs.model, context_pages(inputs)
     positions = pages * 64
     if backend == "dsv4_sm120":
-        return (_tensor("indexer candidates", phase, (rows, DSV4_SM120_KEPT * model.index_topk), "int64"),)
+        return (_tensor("indexer workspace", phase, (dsv4_sm120_workspace(rows, model.index_topk),), "uint8"),)
     if backend == "tilelang":
         return (_tensor("indexer logits", phase, (rows, positions), "fp32"),)
     step = min(rows, TORCH_INDEXER_ROWS)
@@ -614,7 +644,7 @@ def _warm_sessions(inputs: PlanInputs, full: int, swa: int) -> tuple:
     limits = [(full // (_ceil_div(inputs.session_tokens, page) * page), "KV pool")]
     if isinstance(inputs.model, DeepSeekV4Facts):
         busy = swa_in_flight(inputs, inputs.max_running_requests)
-        limits.append(((swa - busy) // swa_per_session(inputs, inputs.session_tokens), "SWA pool"))
+        limits.append(((swa - busy) // swa_of_planned_session(inputs), "SWA pool"))
     return _least(limits)
 
 

@@ -23,7 +23,7 @@ from .memory_plan import (
     indexer_tensors,
     levers,
     plan_memory,
-    swa_per_session,
+    swa_of_planned_session,
 )
 from .memory_plan_models import DeepSeekV4Facts, PlanInputError
 
@@ -80,7 +80,7 @@ def verdict(plan: MemoryPlan) -> tuple:
             f"{'stays' if plan.warm_sessions == 1 else 'stay'} warm while all {inputs.max_running_requests} "
             f"request slots are "
             f"busy (limit: {plan.warm_sessions_limit}: {plan.swa_tokens:,} SWA tokens, "
-            f"{swa_per_session(inputs, inputs.session_tokens):,} per session); the next one starts cold."
+            f"{swa_of_planned_session(inputs):,} per session); the next one starts cold."
         )
     lines.append(
         f"{plan.free_left_gib:.1f} GiB per GPU stay free at the end of a {context} prompt: "

@@ -49,6 +49,14 @@ def test_what_catches_a_pitfall_exists():
     assert len(pitfalls()) == 42
 
 
+def test_variables_that_are_named_exist():
+    """In what operators are told to change; the proposed islands are named as an inventory takes them."""
+    texts = [TEXT, *(path.read_text() for path in sorted((ROOT / "module_utils/ops").glob("*_checks.py")))]
+    named = set(re.findall(r"\b(?:preflight|gpu_host|sglang_(?:serve|venv))_\w+", "\n".join(texts)))
+    assert "gpu_host_packages" in named
+    assert named - VARIABLES - {"sglang_serve_islands"} == set()
+
+
 def test_tests_that_are_named_exist():
     tests = {path.name: path.read_text() for path in tracked("*test_*.py")}
     for pitfall, _caught, test in pitfalls():

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from array import array
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -195,6 +196,14 @@ def indexer_fallback(*, rows, pages) -> dict:
     return {"peak": tracked.peak, "largest": tracked.largest, "logits": list(logits.shape)}
 
 
+def indexer_workspace(*, rows, topk) -> int:
+    """Bytes that this repository's indexer asks for on sm_120."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "src"))
+    from dsv4_sm120.ops.indexer import workspace_bytes
+
+    return workspace_bytes(rows, topk, "sm_120")
+
+
 def parameters(*, config) -> int:
     """Parameters of the model that transformers builds from a config.json, counted without allocating them."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -304,7 +313,16 @@ def sessions(*, count, tokens, answer, swa, chunk) -> dict:
 
 QUESTIONS = {
     function.__name__: function
-    for function in (version, v4_pools, swa_request_cap, dense_pools, indexer_fallback, parameters, sessions)
+    for function in (
+        version,
+        v4_pools,
+        swa_request_cap,
+        dense_pools,
+        indexer_fallback,
+        indexer_workspace,
+        parameters,
+        sessions,
+    )
 }
 
 
