@@ -363,7 +363,7 @@ THROUGHPUT = Panel(
     TOKEN_RATE,
     (8, 30, 8, 8),
 )
-SPLIT = f'{ENGINE},role!="unified"'
+SPLIT = f'{ENGINE},role!~"unified|replica-.+"'
 PD_QUEUES = (
     "sglang:num_prefill_bootstrap_queue_reqs",
     "sglang:num_prefill_inflight_queue_reqs",
