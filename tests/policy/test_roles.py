@@ -18,7 +18,7 @@ TYPES = {
     "list": (list,),
     "dict": (dict,),
 }
-# A play calls these, an operator sets their variables. preflight and memory_plan are checks themselves, the first that run.
+# A play calls these, an operator sets their variables. preflight and memory_plan are checks themselves.
 SITE = [
     role for task in load(ROOT / "playbooks/site.yml")[0]["tasks"] if (role := task.get("ansible.builtin.import_role"))
 ]
