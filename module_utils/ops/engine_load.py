@@ -59,8 +59,9 @@ def read_counters(client: Client, timeout: float = 10.0) -> dict[str, float]:
     return parse_counters(client.get(METRICS_PATH, timeout).body.decode("utf-8", errors="replace"))
 
 
-def parse_counters(text: str) -> dict[str, float]:
-    sums = dict.fromkeys(COUNTERS, 0.0)
+def parse_counters(text: str, names: t.Sequence[str] = COUNTERS) -> dict[str, float]:
+    """Counters of a /metrics page, summed over their labels; one that does not exist yet is 0."""
+    sums = dict.fromkeys(names, 0.0)
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match and match[1] in sums:

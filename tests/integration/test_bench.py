@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""bench.yml on one real host with the real engine and its own load generator, as an operator meets it.
+
+The tests build on each other, on one host that is converged once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from site_host import CHECKOUT, ENGINE, Run, SiteHost, difference
+
+pytestmark = pytest.mark.integration
+DIRECTORY = "/var/lib/sglang/bench"
+API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
+# Short levels: what is measured here is the benchmark, not the engine.
+SHORT = ("-e", "sglang_bench_concurrency=1,4,16", "-e", "sglang_bench_contexts=0,256", "-e", "sglang_bench_waves=1")
+ONE = ("-e", "sglang_bench_concurrency=2", "-e", "sglang_bench_contexts=0")
+# Another client of the service: it asks, and asks again.
+CLIENT = """\
+key=$(cat /etc/sglang/credentials/api-key)
+body='{"model": "smollm2-135m-instruct", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}'
+while :; do
+  curl --silent --max-time 60 --header "Authorization: Bearer $key" --json "$body" \\
+    http://127.0.0.1:30001/v1/chat/completions >/dev/null
+  sleep 0.5
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[SiteHost]:
+    """A fresh host; LAB_KEEP=1 leaves it there afterwards."""
+    host = SiteHost(f"b{os.getpid() % 100000}")
+    host.up()
+    yield host
+    if os.environ.get("LAB_KEEP") != "1":
+        host.down()
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the results are fetched to."""
+    return tmp_path_factory.mktemp("bench")
+
+
+def bench(host: SiteHost, fetched: Path, *arguments: str, status: int | None = 0) -> Run:
+    return host.play("playbooks/bench.yml", "-e", f"sglang_bench_fetch_directory={fetched}", *arguments, status=status)
+
+
+def results(fetched: Path) -> list[dict[str, Any]]:
+    """The fetched results, the newest last."""
+    return [json.loads(path.read_text()) for path in sorted((fetched / "lab1").glob("*.json"))]
+
+
+def counter(host: SiteHost, name: str) -> float:
+    """A counter of the engine, read past everything that the benchmark uses."""
+    page = host.shell("curl --silent http://127.0.0.1:30001/metrics")
+    return sum(float(value) for value in re.findall(rf"^sglang:{name}{{.*}} (\S+)$", page, re.MULTILINE))
+
+
+def test_check_mode_on_an_empty_host_says_what_would_be_measured(host: SiteHost, fetched: Path) -> None:
+    before = host.snapshot()
+    run = bench(host, fetched, "--check")
+    assert "C=1, context 0, 4 requests" in run.output
+    assert difference(before, host.snapshot()) == {}
+
+
+def test_levels_are_measured_and_the_engine_confirms_them(host: SiteHost, fetched: Path) -> None:
+    host.play("site.yml")
+    before = counter(host, "generation_tokens_total")
+    run = bench(host, fetched, *SHORT)
+    assert run.changed_tasks() in ([], ["sglang_bench : Create the directory of the results"])
+    (result,) = results(fetched)
+    assert result["measured"] == ["c1-ctx0", "c4-ctx0", "c1-ctx256", "c4-ctx256"], run.output[-5000:]
+    assert result["left_out"] == ["c16-ctx0", "c16-ctx256"]
+    rows = {row["id"]: row for row in result["rows"]}
+    assert rows["c16-ctx0"]["why"] == [
+        "the service runs 8 requests at once; more would wait, and waiting is not measured"
+    ]
+    for id in result["measured"]:
+        row = rows[id]
+        generator, engine = row["counted"]["generator"], row["counted"]["engine"]
+        assert generator == {name: engine[name] for name in generator}
+        assert generator["generation_tokens"] == row["requests"] * row["output_tokens"]
+        assert generator["prompt_tokens"] == row["requests"] * row["prompt_tokens"]
+        assert engine["cached_tokens"] <= 4 * row["requests"]
+        assert row["output_tok_s"] == pytest.approx(generator["generation_tokens"] / row["duration_s"], rel=0.01)
+        # The time of an answer is that of its first token and of the others.
+        assert row["duration_s"] * 1000 > row["ttft_ms"]["p50"] + row["tpot_ms"]["p50"] * (row["output_tokens"] - 1)
+        assert row["gpu"] is None
+    assert 3 < rows["c4-ctx0"]["concurrency_mean"] <= 4
+    measured = sum(rows[id]["counted"]["generator"]["generation_tokens"] for id in result["measured"])
+    warm_up = sum(rows[id]["concurrency"] * rows[id]["output_tokens"] for id in result["measured"])
+    # What is left is the smoke run's.
+    assert 0 < counter(host, "generation_tokens_total") - before - measured - warm_up < 200
+
+
+def test_the_result_says_what_was_measured_where(host: SiteHost, fetched: Path) -> None:
+    (result,) = results(fetched)
+    pid = host.main_pid(ENGINE)
+    assert f"OPS_CONFIG_SHA256={result['config_sha256']}" in host.shell(f"tr '\\0' '\\n' < /proc/{pid}/environ")
+    assert result["packages"]["sglang"] == "0.5.23"
+    assert result["topology"] == {"topology": "unified", "tp": 1, "device": "cpu"}
+    assert result["service"]["context_length"] == 8192
+    assert result["host"]["name"] == "lab1"
+    assert result["previous"] is None
+    (page,) = (fetched / "lab1").glob("*.md")
+    assert "# Benchmark of smollm2-135m-instruct on lab1" in page.read_text()
+    assert "no GPU" in page.read_text()
+    assert host.shell(f"cat {DIRECTORY}/{page.name}") == page.read_text().strip()
+
+
+def test_the_progress_names_each_level(host: SiteHost, fetched: Path) -> None:
+    run = bench(host, fetched, *ONE)
+    assert "TASK [sglang_bench : Measure 1 of 1: C=2, context 0, 4 requests" in run.output
+    line = r"C=2, context 0: [\d.]+ tok/s, TTFT p50 [\d.]+ ms, TPOT p50 [\d.]+ ms, 4 requests in"
+    assert re.search(line, " ".join(run.output.split()))
+
+
+def test_a_second_client_is_contention_and_is_said(host: SiteHost, fetched: Path) -> None:
+    host.shell(f"cat > /run/client.sh <<'E'\n{CLIENT}E\nsystemd-run --quiet --unit=client sh /run/client.sh")
+    try:
+        run = bench(host, fetched, *ONE, "-vvv", status=None)
+    finally:
+        host.shell("systemctl stop client; rm /run/client.sh")
+    assert run.status != 0, "nothing was measured"
+    result = results(fetched)[-1]
+    assert result["contended"] == ["c2-ctx0"]
+    (row,) = result["rows"]
+    assert row["counted"]["engine"]["requests"] > row["requests"]
+    assert "requests of others" in " ".join(row["why"])
+    assert "CONTENDED" in run.output
+    assert API_KEY_FILE.read_text().split()[0] not in run.output + json.dumps(results(fetched))
+
+
+def test_the_next_run_is_compared_with_the_last_clean_one(host: SiteHost, fetched: Path) -> None:
+    clean = [result for result in results(fetched) if result["measured"]][-1]
+    run = bench(host, fetched, *ONE)
+    result = results(fetched)[-1]
+    previous = result["previous"]
+    assert (previous["time"], previous["same_config"]) == (clean["time"], True)
+    ratios = previous["ratios"]["c2-ctx0"]
+    old, new = (one["rows"][0]["output_tok_s"] for one in (clean, result))
+    assert ratios["output_tok_s"] == pytest.approx(new / old, abs=0.002)
+    assert f"against before: tok/s x{ratios['output_tok_s']:.2f}" in " ".join(run.output.split())
+
+
+# The model says Paris.
+WRONG = {"id": "x", "prompt": "What is the capital of France?", "expect": {"kind": "word", "value": "London"}}
+REFUSALS = {
+    "out of range": (["-e", "sglang_bench_concurrency=0,4"], ["sglang_bench_concurrency is 0,4", "1 to 4096"]),
+    "wrong type": (["-e", "sglang_bench_contexts=8k"], ["sglang_bench_contexts", "8k", "int"]),
+    "misspelt": (["-e", "sglang_bench_wave=1"], ["sglang_bench_wave", "did you mean sglang_bench_waves"]),
+    "one token": (["-e", "sglang_bench_output_tokens=1"], ["sglang_bench_output_tokens is 1", "2 to 65536"]),
+    "nothing fits": (["-e", "sglang_bench_concurrency=999"], ["The service can hold none", "sglang_bench_concurrency"]),
+    "another configuration": (["-e", "sglang_serve_context_length=4096"], ["drift.arguments", "4096", "8192"]),
+    "wrong answers": (
+        ["-e", json.dumps({"sglang_smoke_checks": {"prompts": [{**WRONG, "max_tokens": 24}]}})],
+        ["prompt.x", "London"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[name.replace(" ", "_") for name in REFUSALS])
+def test_it_refuses_before_it_loads(host: SiteHost, fetched: Path, case: str) -> None:
+    arguments, wanted = REFUSALS[case]
+    before = len(results(fetched))
+    run = bench(host, fetched, *arguments, status=None)
+    assert run.status != 0
+    message = " ".join(run.output.split())
+    assert [text for text in wanted if text not in message] == [], run.output[-3000:]
+    assert "TASK [sglang_bench : Measure" not in run.output
+    assert len(results(fetched)) == before
+
+
+def test_results_at_two_context_lengths_give_a_curve(host: SiteHost, fetched: Path) -> None:
+    length = ("-e", "sglang_serve_context_length=4096")
+    host.play("site.yml", *length)
+    run = bench(host, fetched, *ONE, *length)
+    result = results(fetched)[-1]
+    assert result["previous"]["same_config"] is False
+    assert [point["context_length"] for point in result["context_length_curve"]] == [4096, 8192]
+    assert result["context_length_curve"][0]["output_tok_s"]["2"] == result["rows"][0]["output_tok_s"]
+    page = sorted((fetched / "lab1").glob("*.md"))[-1].read_text()
+    assert "Short prompts over the configured context length" in page
+    assert "another configuration" in " ".join(run.output.split())
+
+
+def test_a_stopped_service_is_not_measured(host: SiteHost, fetched: Path) -> None:
+    host.shell(f"systemctl stop {ENGINE}")
+    before = len(results(fetched))
+    run = bench(host, fetched, *ONE, status=None)
+    assert run.status != 0
+    assert "TASK [sglang_bench : " not in run.output.replace("TASK [sglang_bench : Refuse", "")
+    assert len(results(fetched)) == before
