@@ -48,9 +48,9 @@ def sglang_servers(
 
     settings: name in SETTINGS -> value. inner_host: address that servers behind a router listen on. arguments,
     environment: what all servers have in common.
-    Each server: name, unit, host and port that it listens on, its url for this host and for the routers, nccl_port,
-    bootstrap_port (0: none), gpus, numa (the node that they are on, "" when there are several or it is not known),
-    arguments of the launch line, environment of the unit.
+    Each server: name, unit, side (of a disaggregated pair), host and port that it listens on, its url for this host and
+    for the routers, nccl_port, bootstrap_port (0: none), gpus, numa (the node that they are on, "" when there are
+    several or it is not known), arguments of the launch line, environment of the unit.
     """
     islands = settings["islands"]
     shares = [islands] if topology == "unified" else [[island] for island in islands]
@@ -69,6 +69,7 @@ def sglang_servers(
             {
                 "name": name,
                 "unit": f"sglang-{name}.service",
+                "side": name in SIDES,
                 "host": host,
                 "port": port,
                 "nccl_port": nccl_port,
@@ -171,7 +172,7 @@ def sglang_subjects(
     for server, intent in zip(servers, intents, strict=True):
         name = server["name"]
         seen = {"unit": server["unit"], "url": server["url"], "intent": intent}
-        asked = dict.fromkeys(OWN_CHECKS, False) if name in SIDES else checks
+        asked = dict.fromkeys(OWN_CHECKS, False) if server["side"] else checks
         subjects.append({"suffix": "" if name == "unified" else f"-{name}", "checks": asked} | seen)
     return subjects
 
