@@ -161,14 +161,16 @@ def sglang_subjects(
     intents: Sequence[Mapping[str, Any]],
     checks: Mapping[str, Any],
     router_url: str,
+    engine_url: str,
     router_checks: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Return whom the canary of a host asks: what its clients ask, and each server behind a router by itself.
 
+    router_url: "" where there is no router. engine_url: a server behind it, for what a router does not say.
     Of one side of a disaggregated pair it only sees whether it runs as configured: it gives no answer alone.
     """
-    router = {"suffix": "", "unit": "sglang-router.service", "url": router_url, "checks": router_checks, "intent": {}}
-    subjects = [router] if router_url else []
+    router = {"suffix": "", "unit": "sglang-router.service", "url": router_url, "engine_url": engine_url}
+    subjects = [router | {"checks": router_checks, "intent": {}}] if router_url else []
     for server, intent in zip(servers, intents, strict=True):
         name = server["name"]
         seen = {"unit": server["unit"], "url": server["url"], "intent": intent}
