@@ -38,6 +38,10 @@ options:
     description: Longest time of one call in seconds. The call returns earlier when the unit is ready or has failed.
     type: float
     default: 10
+  side:
+    description: Whether the engine is one side of a disaggregated pair. It is asked without the other side.
+    type: bool
+    default: false
   restarts_before:
     description:
       - The unit's restart counter before the start. A higher value means that a start has failed.
@@ -193,9 +197,11 @@ next_command:
 """
 
 import dataclasses
+import functools
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
+from ansible.module_utils.ops.probe import ask_unit
 from ansible.module_utils.ops.readiness import FAILED, READY, STARTING, Readiness, Watch
 from ansible.module_utils.ops.systemd import SystemdError
 
@@ -252,7 +258,8 @@ def run(module: AnsibleModule) -> None:
         if module.check_mode and params["api_key_file"]:
             module.exit_json(changed=False, status=STARTING, phase="not looked at", detail=str(error))
         module.fail_json(msg=f"sglang_ready for {params['unit']}: {error}")
-    watch = Watch(params["unit"], client, params["restarts_before"], params["config_sha256"])
+    ask_once = functools.partial(ask_unit, side=params["side"])
+    watch = Watch(params["unit"], client, params["restarts_before"], params["config_sha256"], ask_once=ask_once)
     try:
         if module.check_mode:
             module.exit_json(**result_of(watch.look(), watch.restarts_before or 0))
@@ -278,6 +285,7 @@ def main() -> None:
                 "api_key_file": {"type": "path", "no_log": False},
                 "timeout": {"type": "float", "default": 1800},
                 "max_wait": {"type": "float", "default": 10},
+                "side": {"type": "bool", "default": False},
                 "restarts_before": {"type": "int"},
                 "config_sha256": {"type": "str"},
             },

@@ -23,7 +23,9 @@ options:
     type: str
     required: true
   engine_url:
-    description: Base URL of the engine's C(/metrics) and C(/v1/loads), when a router stands in front of it.
+    description:
+      - Base URL of an engine, when a router stands in front of it.
+      - Its limits, C(/metrics) and C(/v1/loads) are read there.
     type: str
   model:
     description: Name under which the model must be served.

@@ -134,15 +134,10 @@ def _measure(target: Target, level: Level, run_id: str, deadline: float) -> dict
     status, why = judge(load, before, after)
     if contended and status != bench.FAILED:
         status = bench.CONTENDED
-    engine = {name: after[name] - before[name] for name in after}
-    return row_of(
-        level,
-        status,
-        [*contended, *why],
-        **load.figures,
-        counted={"generator": load.sums(), "engine": engine},
-        gpu=sampler.gpu(),
-    )
+    counted = {"generator": load.sums(), "engine": {name: after[name] - before[name] for name in after}}
+    if status == bench.FAILED:
+        return row_of(level, status, [*contended, *why], counted=counted)
+    return row_of(level, status, [*contended, *why], **load.figures, counted=counted, gpu=sampler.gpu())
 
 
 def _busy_words(load: Load, when: str) -> str:

@@ -3,7 +3,7 @@
 
 Used in two places: by the sglang_ready module, and as the ExecStartPost= of a unit, so that `active` means answering:
 
-    python3 -m ops.probe --url http://127.0.0.1:30001 --timeout 2700 --main-pid $MAINPID --api-key-file FILE
+    python3 -m ops.probe --url http://127.0.0.1:30001 --timeout 2700 --main-pid $MAINPID --api-key-file FILE [--side]
 
 The command prints progress (it lands in the unit's journal) and ends with status 0 only after a generation that
 answered, 1 when the time is over or the main process is gone, 2 for wrong arguments.
@@ -29,6 +29,9 @@ INFO_TIMEOUT_S = 10.0
 POLL_S = 1.0
 PROGRESS_S = 15.0
 
+# What SGLang's own health check sends to one side of a disaggregated pair: a request that needs no other side.
+WITHOUT_OTHER_SIDE = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
+
 STARTING = "starting"
 ANSWERING = "answering"
 
@@ -46,13 +49,17 @@ class Answer:
         return self.state == ANSWERING
 
 
-def ask(client: Client, timeout: float = GENERATION_TIMEOUT_S) -> Answer:
-    """Look once: the health endpoint first (cheap while starting), then a generation of one token."""
+def ask(client: Client, timeout: float = GENERATION_TIMEOUT_S, side: bool = False) -> Answer:
+    """Look once: the health endpoint first (cheap while starting), then a generation of one token.
+
+    side: the server is one side of a disaggregated pair, and is asked without the other one.
+    """
     try:
         client.get("/health", min(timeout, HEALTH_TIMEOUT_S))
     except HttpError as error:
         return Answer(STARTING, _health_words(error), error.status)
     payload = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
+    payload |= WITHOUT_OTHER_SIDE if side else {}
     try:
         answer = chat(client, payload, timeout=timeout)
     except HttpError as error:
@@ -139,9 +146,9 @@ def _int(value: t.Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def ask_unit(client: Client, main_pid: int | None, timeout: float = GENERATION_TIMEOUT_S) -> Answer:
+def ask_unit(client: Client, main_pid: int | None, timeout: float = GENERATION_TIMEOUT_S, side: bool = False) -> Answer:
     """Like ask, but an answer counts only when the unit of the main process holds the port."""
-    answer = ask(client, timeout)
+    answer = ask(client, timeout, side)
     foreign = foreign_listener(client.port, main_pid) if answer.ok and main_pid else None
     return Answer(STARTING, foreign, answer.status) if foreign else answer
 
@@ -168,13 +175,14 @@ def wait_until_answering(
     say: t.Callable[[str], None] = say_line,
     clock: t.Callable[[], float] = time.monotonic,
     sleep: t.Callable[[float], None] = time.sleep,
+    side: bool = False,
 ) -> int:
     """Poll until a generation answers (0), the main process is gone or the time is over (1)."""
     start = clock()
     said_at, said = 0.0, ""
     while True:
         left = timeout - (clock() - start)
-        answer = ask_unit(client, main_pid, max(1.0, min(left, GENERATION_TIMEOUT_S)))
+        answer = ask_unit(client, main_pid, max(1.0, min(left, GENERATION_TIMEOUT_S)), side)
         elapsed = clock() - start
         if answer.ok:
             say(f"ready after {elapsed:.0f} s: {answer.detail}; {capacity(client).words()}")
@@ -200,12 +208,13 @@ def main(argv: t.Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait at most (default 600)")
     parser.add_argument("--api-key-file", help="file that holds the API key")
     parser.add_argument("--main-pid", type=int, help="end at once when this process is gone ($MAINPID of the unit)")
+    parser.add_argument("--side", action="store_true", help="the engine is one side of a disaggregated pair")
     arguments = parser.parse_args(argv)
     try:
         client = Client(arguments.url, read_token(token_file=arguments.api_key_file))
     except ValueError as error:
         parser.error(str(error))
-    return wait_until_answering(client, arguments.timeout, arguments.main_pid)
+    return wait_until_answering(client, arguments.timeout, arguments.main_pid, side=arguments.side)
 
 
 if __name__ == "__main__":

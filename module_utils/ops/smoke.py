@@ -227,7 +227,7 @@ def run(
     engine = engine or client
     rows = [*before, model_row(target)]
     resting, counters = reading(engine) if chosen.looks_at_engine else (None, None)
-    scene = Scene(target, engine, capacity(client) if chosen.looks_at_engine else Capacity(), resting, counters)
+    scene = Scene(target, engine, capacity(engine) if chosen.looks_at_engine else Capacity(), resting, counters)
     asked: list[Row] = []
     for id, check in _steps(chosen, scene):
         asked.append(_unrun(id, asked, target, budget) or check())
@@ -281,7 +281,9 @@ def main(argv: t.Sequence[str] | None = None) -> int:
     parser.add_argument("--suite", required=True, help="JSON file with the checks")
     parser.add_argument("--url", required=True, help="base URL, such as http://127.0.0.1:30001")
     parser.add_argument("--intent", help="JSON file with what must run; compared with what does")
-    parser.add_argument("--engine-url", help="base URL of /metrics and /v1/loads, when it is another one")
+    parser.add_argument(
+        "--engine-url", help="base URL of an engine, when --url is a router's: its limits, /metrics, /v1/loads"
+    )
     parser.add_argument("--model", required=True, help="name under which the model must be served")
     parser.add_argument("--profile", choices=PROFILES, default="quick")
     parser.add_argument("--api-key-file", help="file that holds the API key")

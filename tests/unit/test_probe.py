@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from openai_server import FakeServer
+from ops import probe
 from ops.http import Client
 from ops.listeners import foreign_listener
+from ops.openai import chat
 from ops.preflight import Host
 from ops.probe import Capacity, ask, ask_unit, capacity, main, wait_until_answering
 
@@ -46,6 +48,15 @@ def test_one_look(fault: str, ok: bool, words: str) -> None:
         answer = ask(Client(fake.base_url), timeout=0.5)
     assert answer.ok == ok
     assert words in answer.detail
+
+
+@pytest.mark.parametrize(("side", "sent"), [(False, {}), (True, {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0})])
+def test_one_side_is_asked_without_the_other(monkeypatch: pytest.MonkeyPatch, side: bool, sent: dict) -> None:
+    payloads = []
+    monkeypatch.setattr(probe, "chat", lambda client, payload, **_: payloads.append(payload) or chat(client, payload))
+    with FakeServer() as fake:
+        assert ask(Client(fake.base_url), side=side).ok
+    assert {name: value for name, value in payloads[0].items() if name.startswith("bootstrap")} == sent
 
 
 def test_a_closed_port() -> None:

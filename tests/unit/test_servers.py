@@ -102,7 +102,7 @@ def test_a_side_is_compared_but_not_asked():
     both = servers("disaggregated")
     intents = plugin.sglang_intents(both, "/opt/sglang/current/venv", True)
     assert [intent["neighbours"] for intent in intents] == [["sglang-decode.service"], ["sglang-prefill.service"]]
-    subjects = plugin.sglang_subjects(both, intents, {"prompts": [1]}, "http://127.0.0.1:30001", {"prompts": [2]})
+    subjects = plugin.sglang_subjects(both, intents, {"prompts": [1]}, "http://router", "http://one", {"prompts": [2]})
     assert [(one["suffix"], one["checks"].get("prompts")) for one in subjects] == [
         ("", [2]),
         ("-prefill", None),

@@ -48,9 +48,9 @@ def sglang_servers(
 
     settings: name in SETTINGS -> value. inner_host: address that servers behind a router listen on. arguments,
     environment: what all servers have in common.
-    Each server: name, unit, host and port that it listens on, its url for this host and for the routers, nccl_port,
-    bootstrap_port (0: none), gpus, numa (the node that they are on, "" when there are several or it is not known),
-    arguments of the launch line, environment of the unit.
+    Each server: name, unit, side (of a disaggregated pair), host and port that it listens on, its url for this host and
+    for the routers, nccl_port, bootstrap_port (0: none), gpus, numa (the node that they are on, "" when there are
+    several or it is not known), arguments of the launch line, environment of the unit.
     """
     islands = settings["islands"]
     shares = [islands] if topology == "unified" else [[island] for island in islands]
@@ -69,6 +69,7 @@ def sglang_servers(
             {
                 "name": name,
                 "unit": f"sglang-{name}.service",
+                "side": name in SIDES,
                 "host": host,
                 "port": port,
                 "nccl_port": nccl_port,
@@ -160,18 +161,20 @@ def sglang_subjects(
     intents: Sequence[Mapping[str, Any]],
     checks: Mapping[str, Any],
     router_url: str,
+    engine_url: str,
     router_checks: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Return whom the canary of a host asks: what its clients ask, and each server behind a router by itself.
 
+    router_url: "" where there is no router. engine_url: a server behind it, for what a router does not say.
     Of one side of a disaggregated pair it only sees whether it runs as configured: it gives no answer alone.
     """
-    router = {"suffix": "", "unit": "sglang-router.service", "url": router_url, "checks": router_checks, "intent": {}}
-    subjects = [router] if router_url else []
+    router = {"suffix": "", "unit": "sglang-router.service", "url": router_url, "engine_url": engine_url}
+    subjects = [router | {"checks": router_checks, "intent": {}}] if router_url else []
     for server, intent in zip(servers, intents, strict=True):
         name = server["name"]
         seen = {"unit": server["unit"], "url": server["url"], "intent": intent}
-        asked = dict.fromkeys(OWN_CHECKS, False) if name in SIDES else checks
+        asked = dict.fromkeys(OWN_CHECKS, False) if server["side"] else checks
         subjects.append({"suffix": "" if name == "unified" else f"-{name}", "checks": asked} | seen)
     return subjects
 
