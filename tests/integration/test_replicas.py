@@ -118,7 +118,7 @@ def test_the_canaries_ask_the_router_and_each_replica(lab: SiteHost) -> None:
         timers = lab.shell(
             "systemctl list-unit-files --no-legend 'sglang-canary*.timer' | awk '{print $1, $2}'", host=host
         )
-        assert sorted(timers.splitlines()) == [f"{name}.timer enabled" for name in sorted(names)]
+        assert sorted(timers.splitlines()) == sorted(f"{name}.timer enabled" for name in names)
         for name in names:
             lab.shell(f"systemctl start {name}.service", host=host)
             assert lab.shell(f"systemctl show -P Result {name}.service", host=host) == "success"
