@@ -198,6 +198,12 @@ def test_a_complete_wheelhouse_is_left_alone(fill):
     assert fill("--python", "3.12", "--model", "smollm2-135m-instruct")[1] == [("3.12", total + 1)]
 
 
+def test_two_locks_share_a_wheelhouse(fill):
+    (engine,) = fill()[1]
+    assert fill("--lock", "router")[1] == [engine, ("3.11", 25)]
+    assert fill("--lock", "router")[1] == []
+
+
 def test_an_interrupted_download_is_done_again(fill, monkeypatch):
     fill()
 
