@@ -23,6 +23,7 @@ VOLATILE = [
     "/var/cache/apt",
     "/var/lib/dpkg",
     "/var/cache/debconf",
+    "/var/cache/ldconfig",
     "/var/lib/systemd",
     "/etc/ssl/certs",
 ]

@@ -18,6 +18,7 @@ from site_host import SiteHost, difference
 
 pytestmark = pytest.mark.integration
 OLD, NEW, NVCC = "580.95.05-1", "580.105.08-1", "13.0.88-1"
+CUDA = '{"sglang_serve_device": "cuda", "sglang_serve_islands": [{"gpus": [0]}]}'
 UNIT = """\
 [Unit]
 Description=Stands for the persistence daemon
@@ -120,7 +121,7 @@ def test_preflight_on_a_bare_host_changes_nothing(host: SiteHost, fresh: dict, t
 
 def test_an_error_ends_the_run_and_is_in_the_report(host: SiteHost, fresh: dict, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    device = ["-e", "sglang_serve_device=cuda", "-e", f"preflight_report={report}"]
+    device = ["-e", CUDA, "-e", f"preflight_report={report}"]
     run = host.play("playbooks/preflight.yml", *device, status=2)
     assert "gpu.driver: nvidia-smi is not installed" in words(run.output)
     assert run.changed == 0
@@ -131,7 +132,7 @@ def test_an_error_ends_the_run_and_is_in_the_report(host: SiteHost, fresh: dict,
 def test_nvidia_smi_hangs(host: SiteHost, fresh: dict) -> None:
     script = "#!/bin/sh\\ntrap '' TERM\\nsleep 300\\n"
     host.shell(f'printf "{script}" > /usr/local/bin/nvidia-smi; chmod +x /usr/local/bin/nvidia-smi')
-    slow = ["-e", "sglang_serve_device=cuda", "-e", "preflight_timeout_seconds=2"]
+    slow = ["-e", CUDA, "-e", "preflight_timeout_seconds=2"]
     run = host.play("playbooks/preflight.yml", *slow, status=2)
     assert "gpu.hang: nvidia-smi did not end within 2 s" in words(run.output)
     assert host.shell("pgrep -f '[s]leep 300' || echo none") == "none"
@@ -284,6 +285,6 @@ def test_a_reboot_is_announced_and_not_made(provision, host: SiteHost) -> None:
 
 def test_preflight_sees_what_was_installed(host: SiteHost) -> None:
     """The stand-in for nvidia-smi fails as the real one does without a GPU."""
-    run = host.play("playbooks/preflight.yml", "-e", "sglang_serve_device=cuda", status=2)
+    run = host.play("playbooks/preflight.yml", "-e", CUDA, status=2)
     assert "gpu.output: nvidia-smi failed" in words(run.output)
     assert "gpu.driver_hold" not in run.output
