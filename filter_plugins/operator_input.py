@@ -16,7 +16,7 @@ PLACEHOLDER = "@CONFIG_SHA256@"
 
 # SGLang's own arguments that hold a secret, and words that no other argument of it has.
 SECRET_ARGUMENTS = ("admin-api-key", "ssl-keyfile-password")
-SECRET_ARGUMENT_WORDS = re.compile(r"(^|-)(api-key|password|passwd|secret|credentials?)(-|\Z)")
+SECRET_ARGUMENT_WORDS = re.compile(r"(^|-)(api-keys?|password|passwd|secret|credentials?)(-|\Z)")
 SECRET_ENVIRONMENT = re.compile(r"SECRET|PASSWORD|PASSWD|CREDENTIAL|(^|_)API_?KEYS?(_|\Z)", re.IGNORECASE)
 # SGLang's own settings count tokens of text (SGLANG_INIT_NEW_TOKEN_RATIO); none of them is a secret.
 TOKEN_ENVIRONMENT = re.compile(r"(?!SGLANG_).*TOKEN(_|\Z)", re.IGNORECASE)

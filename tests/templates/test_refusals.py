@@ -48,6 +48,16 @@ ALONE = {
         {"site_topology": "replicas", "sglang_serve_api_key": ""},
         ["sglang_router_host is '0.0.0.0', which others can reach, and sglang_router_api_key has 0 characters"],
     ),
+    "router_arguments": (
+        {
+            "site_topology": "replicas",
+            "sglang_router_arguments_custom": {"prometheus-p": 1, "control-plane-api-keys": KEY},
+        },
+        [
+            "sglang_router_arguments_custom sets prometheus-p; wanted: sglang_router_metrics_port instead",
+            "sglang_router_arguments_custom sets control-plane-api-keys; wanted: no secrets",
+        ],
+    ),
     "router_elsewhere": ({"site_topology": "replicas", "router": ["far"]}, ["The group router has far; wanted: hosts"]),
 }
 # Variables of one host, with what must be said about it.

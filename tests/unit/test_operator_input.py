@@ -123,8 +123,8 @@ def test_directories(path):
     [
         "", "/", "//", "opt/sglang", "/opt", "/opt/", "/opt//sglang", "/opt/sglang\n", "/opt/sg lang", "/opt/x/..",
         "/opt/./x", "/usr/lib", "/usr/lib/python3", "/usr/local", "/usr/local/bin", "/var/lib", "/var/lib/dpkg",
-        "/var/lib/dpkg/info", "/var/log/journal", "/etc/systemd", "/home/me", "/home/me/models", "/root/models",
-        "/srv", "/bin/x", "/boot/efi", "/tmp/x",
+        "/var/lib/dpkg/info", "/var/log/journal", "/etc/systemd",
+        "/srv", "/bin/x", "/boot/efi", *(f"/{top}/llm/models" for top in ("home", "root", "tmp")),
     ],
 )  # fmt: skip
 def test_directory_that_is_refused(path):
