@@ -60,10 +60,8 @@ def for_python(requirements: str, python: str) -> str:
     return "".join(re.sub(r" ; [^\\\n]+", " ", block, count=1) for block in blocks if wanted(block))
 
 
-def download(requirements: str, directory: Path, python: str) -> None:
+def download(requirements: str, directory: Path, python: str, total: int) -> None:
     """Download the wheels of a requirement text into `directory`."""
-    total = len(re.findall(r"^[A-Za-z]", requirements, re.MULTILINE))
-    print(f"wheelhouse: downloading up to {total} wheels into {directory}", flush=True)
     file = directory / "requirements.txt"
     file.write_text(requirements)
     command = [sys.executable, "-m", "pip", "download", "--progress-bar=off"]
@@ -101,7 +99,9 @@ def main() -> None:
     marker.unlink(missing_ok=True)
     started = time.monotonic()
     for text in texts:
-        download(text, options.directory, options.python)
+        total = len(re.findall(r"^[A-Za-z]", text, re.MULTILINE))
+        print(f"wheelhouse: downloading up to {total} wheels into {options.directory}", flush=True)
+        download(text, options.directory, options.python, total)
     marker.write_text(key + "\n")
     print(f"wheelhouse: complete after {time.monotonic() - started:.0f} s")
 

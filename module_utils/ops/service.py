@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import typing as t
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import systemd
 from .journal_causes import Finding, classify, quotable, root_cause
@@ -77,6 +77,10 @@ def decide(seen: UnitState, running_sha256: str | None, wanted: Wanted) -> Plan:
             actions.append("reset-failed")
         actions.append("start")
         reasons.append(f"it was {seen.words()}")
+    elif seen.load_state == "bad-setting":
+        # Up with what it was loaded with before; a timer in this state never elapses again.
+        actions.append("restart")
+        reasons.append("systemd had refused its file")
     elif _differs(seen, running_sha256, wanted):
         why = f"the running process has {_short(running_sha256)}, wanted is {_short(wanted.config_sha256)}"
         if wanted.restart_policy == DEFER:
@@ -129,7 +133,12 @@ class Service:
         self._sleep = sleep
 
     def look(self) -> UnitState:
-        return systemd.show(self.wanted.name, self._runner)
+        """The unit as systemd has it. A timer is as old as the service that it starts."""
+        state = systemd.show(self.wanted.name, self._runner)
+        if self.wanted.name.endswith(".timer") and not state.need_daemon_reload:
+            service = systemd.show(self.wanted.name[: -len(".timer")] + ".service", self._runner)
+            state = replace(state, need_daemon_reload=service.need_daemon_reload)
+        return state
 
     def running_sha256(self, state: UnitState) -> str | None:
         return self._running_hash(state.main_pid) if state.main_pid else None

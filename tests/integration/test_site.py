@@ -18,7 +18,8 @@ pytestmark = pytest.mark.integration
 API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 START_SECONDS = 420
 # What a changed argument of the engine may change on the host.
-EXPECTED = ("sglang_serve : Write", "service_unit : ", "sglang_canary : Write")
+EXPECTED = ("sglang_serve : Write", "service_unit : ", "sglang_canary : Write", "memory_plan : Export")
+VENDOR_SOCKET = "[Socket]\\nListenStream=/var/run/vendor.sock\\n[Install]\\nWantedBy=sockets.target\\n"
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +175,11 @@ def test_doctor_finds_nothing(host: SiteHost) -> None:
 def test_only_known_ports_are_public(host: SiteHost) -> None:
     listening = set(host.shell("ss -ltnH | awk '{print $4}'").splitlines())
     public = {address for address in listening if not address.startswith(("127.", "[::1]"))}
-    # 29501: PyTorch's rendezvous listens on every address whatever it is told; README says so.
+    # 29501: PyTorch's rendezvous listens on every address whatever it is told; the firewall closes it.
     assert public == {"0.0.0.0:22", "[::]:22", "0.0.0.0:30001", "*:29501"}
+    for port, open_ in ((22, True), (30001, True), (29501, False)):
+        connect = f"timeout 2 bash -c '</dev/tcp/10.77.0.11/{port}' 2>/dev/null && echo open || echo closed"
+        assert (port, host.lab("exec", "--", "sh", "-c", connect).strip()) == (port, "open" if open_ else "closed")
 
 
 def test_the_api_key_shows_nowhere(host: SiteHost) -> None:
@@ -199,6 +203,22 @@ def test_one_variable_restarts_that_unit_only(host: SiteHost) -> None:
     assert host.main_pid(PROMETHEUS) == prometheus
     assert [task for task in run.changed_tasks() if not task.startswith(EXPECTED)] == []
     assert "--context-length 4096" in host.shell("cat /etc/sglang/launch-unified.sh")
+    stale = "systemctl show -P NeedDaemonReload sglang-canary.service sglang-canary.timer"
+    assert host.shell(stale).split() == ["no", "no"]
+
+
+def test_an_edited_launch_script_is_put_back_and_so_is_what_it_started(host: SiteHost) -> None:
+    host.shell("sed -i 's/--context-length 4096/--context-length 2048/' /etc/sglang/launch-unified.sh")
+    host.shell(f"systemctl restart {ENGINE}")
+    edited = host.main_pid(ENGINE)
+    # What systemd says of somebody else's unit is no reason to stop.
+    host.shell(f"printf '{VENDOR_SOCKET}' > /etc/systemd/system/vendor.socket")
+    host.shell("printf '[Service]\\nExecStart=/bin/true\\n' > /etc/systemd/system/vendor.service")
+    host.shell("systemctl daemon-reload; systemctl enable --quiet vendor.socket")
+    host.play("site.yml", "-e", "sglang_serve_context_length=4096")
+    assert host.main_pid(ENGINE) not in (0, edited)
+    assert "--context-length\n4096" in host.shell(f"tr '\\0' '\\n' < /proc/{host.main_pid(ENGINE)}/cmdline")
+    host.shell("systemctl disable --quiet vendor.socket; rm /etc/systemd/system/vendor.*; systemctl daemon-reload")
 
 
 def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import play
+from rendering import play
 
 KEY = "0123456789abcdef-of-a-client"
 COMMON = {"site_model": "deepseek-v4-flash-nvfp4", "sglang_serve_api_key": KEY}

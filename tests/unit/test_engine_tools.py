@@ -173,7 +173,9 @@ def test_markers_are_those_of_the_hosts_python(lock, python, outlines, numpy):
 def fill(tmp_path, monkeypatch, capsys):
     """Run the program with a download that only notes what it is asked for; return what was printed and noted."""
     asked = []
-    monkeypatch.setattr(wheelhouse, "download", lambda text, directory, python, total: asked.append((python, total)))
+    monkeypatch.setattr(
+        wheelhouse, "download", lambda text, directory, python: asked.append((python, text.count("==")))
+    )
 
     def run(*words: str) -> tuple[str, list]:
         asked.clear()
@@ -196,6 +198,12 @@ def test_a_complete_wheelhouse_is_left_alone(fill):
     assert fill("--python", "3.12", "--model", "smollm2-135m-instruct")[1] == [("3.12", total + 1)]
 
 
+def test_two_locks_share_a_wheelhouse(fill):
+    (engine,) = fill()[1]
+    assert fill("--lock", "router")[1] == [engine, ("3.11", 25)]
+    assert fill("--lock", "router")[1] == []
+
+
 def test_an_interrupted_download_is_done_again(fill, monkeypatch):
     fill()
 
@@ -216,7 +224,7 @@ def test_a_failed_download_says_what_pip_said(tmp_path, monkeypatch):
     with pytest.raises(
         SystemExit, match=r"No matching distribution found for no-such-package(.|\n)*PIP_EXTRA_INDEX_URL"
     ):
-        wheelhouse.download(requirement, tmp_path, "3.11", 1)
+        wheelhouse.download(requirement, tmp_path, "3.11")
 
 
 def test_progress_is_printed_every_ten_seconds(monkeypatch, capsys):

@@ -67,6 +67,9 @@ def module(main, capsys):
     return call
 
 
+BLACKWELL = ("-i", "inventory/production.example", "-e", "vault_sglang_serve_api_key=only-for-this-plan")
+
+
 def playbook(*arguments: str) -> subprocess.CompletedProcess:
     command = [str(BIN / "ansible-playbook"), "playbooks/plan.yml", *arguments]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
@@ -116,7 +119,7 @@ def test_module_warns_when_the_server_is_off_its_plan(module):
 
 
 def test_playbook_prints_a_table_that_is_read_in_a_terminal():
-    done = playbook()
+    done = playbook(*BLACKWELL)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "\\n" not in done.stdout
@@ -131,7 +134,7 @@ def test_playbook_prints_a_table_that_is_read_in_a_terminal():
 
 def test_playbook_refuses_with_the_numbers_that_clash():
     # Values of -e are text: a text "0" is still no bound.
-    done = playbook("-e", "memory_plan_model=DeepSeek-V4-Pro", "-e", "memory_plan_max_total_tokens=0")
+    done = playbook(*BLACKWELL, "-e", "memory_plan_model=DeepSeek-V4-Pro", "-e", "memory_plan_max_total_tokens=0")
     assert done.returncode != 0
     said = " ".join(done.stdout.split())
     assert "Refused (weights_exceed_budget): weights and runtime take 213.8 GiB" in said

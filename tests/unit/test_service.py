@@ -46,6 +46,14 @@ def wanted(**changes: t.Any) -> Wanted:
         ),
         pytest.param(state(**RUNNING), OLD, wanted(config_sha256=None), (), "running", id="no hash wanted"),
         pytest.param(
+            state(ActiveState="active", SubState="elapsed", LoadState="bad-setting", NeedDaemonReload="yes"),
+            None,
+            wanted(config_sha256=None),
+            ("daemon-reload", "restart"),
+            "refused its file",
+            id="up with a file that systemd refused",
+        ),
+        pytest.param(
             state(ActiveState="failed", SubState="failed", Result="exit-code", ExecMainCode="1", ExecMainStatus="3"),
             None,
             wanted(),
@@ -90,6 +98,14 @@ def test_a_deferred_restart_is_told_and_changes_nothing() -> None:
 
 def test_a_deferred_restart_does_not_keep_a_stopped_unit_down() -> None:
     assert decide(state(), None, wanted(restart_policy=DEFER)).actions == ("start",)
+
+
+@pytest.mark.parametrize(("service", "actions"), [("yes", ("daemon-reload",)), ("no", ())])
+def test_a_timer_is_as_old_as_its_service(service: str, actions: tuple[str, ...]) -> None:
+    units = {"canary.timer": ScriptedSystemd(RUNNING)}
+    units["canary.service"] = ScriptedSystemd({"UnitFileState": "static", "NeedDaemonReload": service})
+    one = Service(Wanted("canary.timer"), lambda argv: units[argv[2]].run(argv))
+    assert one.plan(one.look()).actions == actions
 
 
 def service(systemd: ScriptedSystemd, want: Wanted, running: str | None = None) -> Service:

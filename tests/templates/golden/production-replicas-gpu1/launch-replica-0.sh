@@ -2,6 +2,8 @@
 # sglang-replica-0.service: starts the engine. Written by Ansible; change the inventory, not this file.
 # The last line replaces the shell, so that systemd's main process is the engine itself and receives the stop signal.
 set -eu
+# A process that another text than the unit's has started says so, and the next run of the playbook restarts it.
+[ "$(sha256sum < "$0" | cut -c 1-64)" = "${OPS_LAUNCH_SHA256:-}" ] || export OPS_CONFIG_SHA256=another-launch-script
 # systemd places the key in a directory that only this service can read; it never appears in a command line.
 set -- --config "$CREDENTIALS_DIRECTORY/engine.yaml" "$@"
 exec /opt/sglang/current/venv/bin/sglang serve \
