@@ -70,6 +70,17 @@ REFUSALS = {
         ['{"sglang_serve_environment_custom": {"HF_TOKEN": "x"}}'],
         ["HF_TOKEN", "no secrets"],
     ),
+    "shortened argument": (
+        ['{"sglang_serve_arguments_custom": {"api-ke": "x"}}'],
+        ["sglang_serve_arguments_custom sets api-ke", "sglang_serve_api_key"],
+    ),
+    "key with a line's end": (
+        ['{"sglang_serve_api_key": "0123456789abcdef-of-a-client\\n"}'],
+        ["sglang_serve_api_key has", "a line's end"],
+    ),
+    "system's directory": (["sglang_venv_root=/usr/lib"], ["sglang_venv_root is '/usr/lib'", "removed as a whole"]),
+    "system's user": (["sglang_host_user=root"], ["sglang_host_user is 'root'", "the system does not use"]),
+    "Prometheus on the engine's port": (["prometheus_port=30001"], ["port 30001", "prometheus_port", "two ports"]),
     "Prometheus for everybody": (["prometheus_host=0.0.0.0"], ["prometheus_host is '0.0.0.0'", "loopback"]),
     "two package sources": (
         ["sglang_venv_index_url=http://mirror.invalid/simple"],
@@ -301,3 +312,13 @@ def test_uninstall_leaves_the_host_as_it_was(host: SiteHost, fresh: dict) -> Non
     assert "+/var/lib/sglang/models/smollm2-135m-instruct/config.json" in left["files"]
     host.play("playbooks/uninstall.yml", "-e", "uninstall_models=true")
     assert difference(fresh, host.snapshot()) == {}
+
+
+def test_a_bare_host_is_explained(host: SiteHost) -> None:
+    """No engine, no key file: each says so, and doctor writes it down."""
+    for playbook in ("smoke.yml", "playbooks/doctor.yml"):
+        run = host.play(playbook, status=None)
+        assert run.status != 0
+        assert "/etc/sglang/credentials/api-key" in run.output
+        assert "no attribute" not in run.output
+    assert host.shell("test -s /var/lib/sglang/reports/doctor.json && echo there") == "there"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Topologies that contradict themselves or their hosts are refused by the checks that every play begins with."""
+"""The checks that every play begins with refuse topologies that contradict themselves and values that do harm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,46 @@ ALONE = {
         {"site_topology": "replicas", "sglang_serve_api_key": ""},
         ["sglang_router_host is '0.0.0.0', which others can reach, and sglang_router_api_key has 0 characters"],
     ),
+    "router_arguments": (
+        {
+            "site_topology": "replicas",
+            "sglang_router_arguments_custom": {"prometheus-p": 1, "control-plane-api-keys": KEY},
+        },
+        [
+            "sglang_router_arguments_custom sets prometheus-p; wanted: sglang_router_metrics_port instead",
+            "sglang_router_arguments_custom sets control-plane-api-keys; wanted: no secrets",
+        ],
+    ),
     "router_elsewhere": ({"site_topology": "replicas", "router": ["far"]}, ["The group router has far; wanted: hosts"]),
+}
+# Variables of one host, with what must be said about it.
+VALUES = {
+    "key_of_a_block": ({"sglang_serve_api_key": KEY + "\n"}, "sglang_serve_api_key has a space, a line's end"),
+    "key_of_digits": ({"sglang_serve_api_key": 12345678901234567890}, "sglang_serve_api_key is a number or nothing"),
+    "key_of_nothing": ({"sglang_serve_api_key": None}, "sglang_serve_api_key is a number or nothing"),
+    "argument": ({"sglang_serve_arguments_custom": {"a; reboot": 1}}, "has the name 'a; reboot'; wanted: lower-case"),
+    "shortened": ({"sglang_serve_arguments_custom": {"por": 1}}, "sets por; wanted: sglang_serve_port instead"),
+    "valueless": ({"sglang_serve_arguments_custom": {"log-level": None}}, "has log-level without a value"),
+    "listless": ({"sglang_serve_arguments_custom": {"log-level": []}}, "has log-level without a value"),
+    "variable": ({"sglang_serve_environment_custom": {"HF_TOKEN_X": "y"}}, "has HF_TOKEN_X; wanted: no secrets"),
+    "none": ({"sglang_serve_environment_custom": {"NCCL_DEBUG": None}}, "has NCCL_DEBUG without a value"),
+    "hash": ({"sglang_serve_environment_custom": {"A": "@CONFIG_SHA256@"}}, "has @CONFIG_SHA256@ in A; wanted"),
+    "address": (
+        {"sglang_serve_host": "127.evil.example; x"},
+        "sglang_serve_host is '127.evil.example; x'; wanted: one",
+    ),
+    "keyless_name": (
+        {"sglang_serve_host": "127.evil.example", "sglang_serve_api_key": ""},
+        "sglang_serve_host is '127.evil.example', which others can reach",
+    ),
+    "user": ({"sglang_host_user": "root"}, "sglang_host_user is 'root'; wanted: a name that the system does not use"),
+    "group": (
+        {"sglang_host_group": "sudo"},
+        "sglang_host_group is 'sudo'; wanted: a name that the system does not use",
+    ),
+    "releases": ({"sglang_venv_root": "/usr/lib"}, "sglang_venv_root is '/usr/lib'; wanted: a directory that is not"),
+    "models": ({"model_store_root": "/var/lib"}, "model_store_root is '/var/lib'; wanted: a directory that is not"),
+    "prometheus": ({"prometheus_port": 30001}, "port 30001 is wanted by sglang_serve_port and prometheus_port"),
 }
 
 
@@ -74,6 +113,12 @@ def test_hosts_of_replicas_that_are_refused(tmp_path):
         tmp_path, {name: settings for name, (settings, _) in REPLICAS.items()}, {"site_topology": "replicas"}
     )
     assert {name: text for name, (_, text) in REPLICAS.items() if text not in said.get(name, "")} == {}, said
+
+
+def test_values_that_are_refused(tmp_path):
+    said = refused(tmp_path, {name: settings for name, (settings, _) in VALUES.items()}, {})
+    assert {name: text for name, (_, text) in VALUES.items() if text not in said.get(name, "")} == {}, said
+    assert "1234567890" not in str(said)
 
 
 @pytest.mark.parametrize("case", ALONE)

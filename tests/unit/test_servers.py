@@ -32,6 +32,19 @@ def servers(topology: str, inner_host: str = "127.0.0.1", **settings) -> list[di
 
 
 @pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:30001"),
+        ("127.0.0.1", "http://127.0.0.1:30001"),
+        ("::1", "http://[::1]:30001"),
+        ("gpu1", "http://gpu1:30001"),
+    ],
+)
+def test_url_of_an_address(host, url):
+    assert servers("unified", host=host)[0]["url"] == url
+
+
+@pytest.mark.parametrize(
     ("topology", "wanted"),
     [
         ("unified", [("unified", "0.0.0.0", 30001, 29501, [0, 1, 2, 3, 4, 5, 6, 7], "", 8, 0)]),

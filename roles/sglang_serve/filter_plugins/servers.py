@@ -74,7 +74,7 @@ def sglang_servers(
                 "port": port,
                 "nccl_port": nccl_port,
                 "bootstrap_port": int(settings["bootstrap_port"]) if name == "prefill" else 0,
-                "url": f"http://{LOOPBACK if host in WILDCARDS else host}:{port}",
+                "url": f"http://{url_host(LOOPBACK if host in WILDCARDS else host)}:{port}",
                 "gpus": gpus,
                 "numa": nodes.pop() if len(nodes) == 1 else "",
                 "arguments": {**(arguments or {}), **own, **sides_arguments(name, settings)},
@@ -113,6 +113,11 @@ def sglang_address(machine: str, variables: Mapping[str, Mapping[str, Any]]) -> 
     """Return the address under which other hosts, and clients, reach a host."""
     seen = variables[machine]
     return seen.get("sglang_serve_address") or seen.get("ansible_host") or machine
+
+
+def url_host(host: str) -> str:
+    """Return a name or address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
 
 
 def sglang_ports(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -228,6 +233,7 @@ class FilterModule:
             "sglang_fleet": sglang_fleet,
             "sglang_inner_host": sglang_inner_host,
             "sglang_address": sglang_address,
+            "url_host": url_host,
             "sglang_ports": sglang_ports,
             "sglang_intents": sglang_intents,
             "pick": pick,
