@@ -7,9 +7,7 @@ The tests build on each other, on one host that is converged once.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +30,6 @@ while :; do
   sleep 0.5
 done
 """
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[SiteHost]:
-    """A fresh host; LAB_KEEP=1 leaves it there afterwards."""
-    host = SiteHost(f"b{os.getpid() % 100000}")
-    host.up()
-    yield host
-    if os.environ.get("LAB_KEEP") != "1":
-        host.down()
 
 
 @pytest.fixture(scope="module")

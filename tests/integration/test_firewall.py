@@ -7,14 +7,13 @@ each other.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 
 import pytest
 from site_host import SiteHost
 
 pytestmark = pytest.mark.integration
+INVENTORY, HOSTS = "inventory/lab-replicas", ("lab1=10.77.0.11", "lab2=10.77.0.12")
 # By unit: the router's and the engine's ports with the rendezvous, and a service of somebody else's.
 HELD = {"sglang-unified": (30001, 30011, 29501), "other": (8080,)}
 LISTENING = tuple(port for ports in HELD.values() for port in ports)
@@ -27,16 +26,12 @@ CONNECT = "timeout 1 bash -c '</dev/tcp/{ip}/{port}' 2>/dev/null && echo {port};
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[SiteHost]:
-    """Two hosts, each listening on every port that matters; LAB_KEEP=1 leaves them there afterwards."""
-    host = SiteHost(f"f{os.getpid() % 100000}", "inventory/lab-replicas", ("lab1=10.77.0.11", "lab2=10.77.0.12"))
-    host.up()
+def host(host: SiteHost) -> SiteHost:
+    """Two hosts, each listening on every port that matters."""
     for unit, ports in HELD.items():
         for name in ("lab1", "lab2"):
             host.shell(f'systemd-run --quiet --unit={unit} python3 -c "{LISTEN.format(ports)}"', host=name)
-    yield host
-    if os.environ.get("LAB_KEEP") != "1":
-        host.down()
+    return host
 
 
 def reached(host: SiteHost, target: str, origin: str) -> set[int]:

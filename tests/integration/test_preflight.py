@@ -8,7 +8,6 @@ The tests build on each other.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,22 +28,6 @@ WantedBy=multi-user.target
 """
 SMI = "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate' >&2\nexit 9\n"
 VERSIONS = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' 'cuda-*' 2>/dev/null || true"
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[SiteHost]:
-    """A fresh host; LAB_KEEP=1 leaves it there afterwards."""
-    host = SiteHost(f"p{os.getpid() % 100000}")
-    host.up()
-    yield host
-    if os.environ.get("LAB_KEEP") != "1":
-        host.down()
-
-
-@pytest.fixture(scope="module")
-def fresh(host: SiteHost) -> dict[str, list[str]]:
-    """What the host has before anything is done to it."""
-    return host.snapshot()
 
 
 @pytest.fixture(scope="module")

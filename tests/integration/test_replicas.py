@@ -7,17 +7,15 @@ The tests build on each other, as those of test_site.py do.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 from site_host import CHECKOUT, SiteHost, eventually
 
 pytestmark = pytest.mark.integration
-HOSTS = ("lab1=10.77.0.11", "lab2=10.77.0.12")
+INVENTORY, HOSTS = "inventory/lab-replicas", ("lab1=10.77.0.11", "lab2=10.77.0.12")
 ENGINE, ROUTER, OTHER = "sglang-replica-0.service", "sglang-router.service", "sglang-prefill.service"
 ENGINES = {"lab1": "http://127.0.0.1:30011", "lab2": "http://10.77.0.12:30011"}
 PUBLIC = "http://10.77.0.11:30001"
@@ -37,15 +35,11 @@ WantedBy=multi-user.target
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[SiteHost]:
-    """Two fresh hosts, one with a unit of another topology; LAB_KEEP=1 leaves them there afterwards."""
-    lab = SiteHost(f"r{os.getpid() % 100000}", "inventory/lab-replicas", HOSTS)
-    lab.up()
-    lab.shell(f"printf '%s' '{OTHER_UNIT}' > /etc/systemd/system/{OTHER}", host="lab2")
-    lab.shell(f"systemctl daemon-reload; systemctl enable --now {OTHER}", host="lab2")
-    yield lab
-    if os.environ.get("LAB_KEEP") != "1":
-        lab.down()
+def lab(host: SiteHost) -> SiteHost:
+    """Two fresh hosts, one with a unit of another topology."""
+    host.shell(f"printf '%s' '{OTHER_UNIT}' > /etc/systemd/system/{OTHER}", host="lab2")
+    host.shell(f"systemctl daemon-reload; systemctl enable --now {OTHER}", host="lab2")
+    return host
 
 
 def generated(lab: SiteHost, host: str) -> int:

@@ -7,9 +7,7 @@ those after it meaningless, so run the file with -x when you look for the cause.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 
 import pytest
 from site_host import CHECKOUT, ENGINE, PROMETHEUS, SiteHost, difference, eventually
@@ -20,22 +18,6 @@ START_SECONDS = 420
 # What a changed argument of the engine may change on the host.
 EXPECTED = ("sglang_serve : Write", "service_unit : ", "sglang_canary : Write", "memory_plan : Export")
 VENDOR_SOCKET = "[Socket]\\nListenStream=/var/run/vendor.sock\\n[Install]\\nWantedBy=sockets.target\\n"
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[SiteHost]:
-    """A fresh host; LAB_KEEP=1 leaves it there afterwards."""
-    host = SiteHost(f"s{os.getpid() % 100000}")
-    host.up()
-    yield host
-    if os.environ.get("LAB_KEEP") != "1":
-        host.down()
-
-
-@pytest.fixture(scope="module")
-def fresh(host: SiteHost) -> dict[str, list[str]]:
-    """What the host has before anything is done to it."""
-    return host.snapshot()
 
 
 # Each with what the message must say. The inventory is the lab's; the command line sets one thing wrong.
