@@ -20,7 +20,7 @@ TYPES = {
 }
 # A play calls these, an operator sets their variables. preflight and memory_plan are checks themselves.
 SITE = [
-    role for task in load(ROOT / "playbooks/site.yml")[0]["tasks"] if (role := task.get("ansible.builtin.import_role"))
+    role for task in load(ROOT / "playbooks/site.yml")[-1]["tasks"] if (role := task.get("ansible.builtin.import_role"))
 ]
 PUBLIC = [role for role in ROLES if role.name in {one["name"] for one in SITE} - {"preflight", "memory_plan"}]
 # Modules that create files take the umask's word for their mode when none is given.
