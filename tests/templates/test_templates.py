@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from jinja2 import Environment
+from ops.engine_checks import check_configuration
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -74,6 +75,11 @@ def test_golden_files_are_what_is_rendered(rendered):
     assert golden == set(texts), UPDATE
     for name, text in texts.items():
         assert (GOLDEN / name).read_text() == text, f"{name} is not the golden one. {UPDATE}"
+
+
+def test_no_inventory_of_this_repository_is_warned_of(rendered):
+    servers = [server for one in rendered.values() for server in one["servers"]]
+    assert [found for one in servers for found in check_configuration(one["arguments"], one["environment"])] == []
 
 
 def test_no_key_is_in_any_text(rendered):

@@ -8,7 +8,7 @@ set -eu
 set -- --config "$CREDENTIALS_DIRECTORY/engine.yaml" "$@"
 exec /opt/sglang/current/venv/bin/sglang serve \
   --model-path '/srv/models/Deep Seek'"'"'s "Flash"' \
-  --served-model-name 'it'"'"'s a "model" & more; $HOME `id`' \
+  --served-model-name DeepSeek-V4-Flash-NVFP4 \
   --device cuda \
   --dtype auto \
   --context-length 524288 \
