@@ -47,7 +47,7 @@ def release(tmp_path: Path) -> Path:
         lines = [
             f'"{name}",sha256=00,{size}' if "," in name else f"{name},sha256=00,{size}" for name, size in files.items()
         ]
-        lines += [f"{package}.dist-info/RECORD,,", "__pycache__/gone.pyc,,"]
+        lines += [f"{package}.dist-info/RECORD,,", "__pycache__/gone.pyc,,", "__pycache__/remade.pyc,sha256=00,1"]
         (packages / f"{package}.dist-info").mkdir()
         (packages / f"{package}.dist-info/RECORD").write_text("\n".join(lines) + "\n")
     for name in ("python", "pip"):

@@ -38,10 +38,10 @@ def wanted(lock: str) -> set[str]:
 
 
 def recorded(record: str) -> Iterator[tuple[str, int]]:
-    """Yield the files of a package with their sizes; the record itself and compiled Python have none there."""
+    """Yield the files of a package with their sizes, but for the record itself and compiled Python, which is remade."""
     for line in record.splitlines():
         path, _digest, size = line.rsplit(",", 2)
-        if size:
+        if size and not path.endswith(".pyc"):
             yield path.strip('"'), int(size)
 
 
