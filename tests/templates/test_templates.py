@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from jinja2 import Environment
 from ops.engine_checks import check_configuration
 
@@ -174,6 +175,14 @@ def test_engine_understands_the_launch_line(rendered, sglang, path, tmp_path):
     wanted = names[path.name]
     assert parsed["options"] == {f"--{name}": value for name, value in wanted.items() if value is not False}
     assert parsed["api_key"] == (key if "--config" in arguments else None)
+
+
+def test_arguments_are_read_by_the_engine_before_it_is_touched(engine_python):
+    read = yaml.safe_load((ROOT / "roles/sglang_serve/vars/main.yml").read_text())["__sglang_serve_parse"]
+    words = ["--model-path", "/srv/model", "--context-lenght", "1"]
+    done = run(engine_python, "-I", "-c", read, *words, env=os.environ | {"SGLANG_USE_CPU_ENGINE": "1"})
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == "sglang serve: error: unrecognized arguments: --context-lenght 1"
 
 
 @each(ROUTERS)
