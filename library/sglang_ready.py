@@ -242,7 +242,7 @@ def failure_message(seen: Readiness, base_url: str) -> str:
     parts = [f"{seen.unit.name} is not ready at {base_url}: {seen.detail}"]
     if seen.cause:
         parts.append(f"cause: {seen.cause.cause}")
-        parts.append(f"journal line: {seen.cause.line}")
+        parts.append(f"{'seen' if seen.cause.id == 'api_key_refused' else 'journal line'}: {seen.cause.line}")
         parts.append(f"change: {seen.cause.variable}")
     elif seen.last_lines:
         parts.append(f"last journal line: {seen.last_lines[-1]}")

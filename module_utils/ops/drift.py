@@ -39,6 +39,8 @@ ALIASES = {
 SECRET_FIELDS = re.compile(r"key|token$|secret|password|credential", re.IGNORECASE)
 # Variables that change how the engine computes or communicates; one that nobody asked for is drift.
 ENGINE_VARIABLES = re.compile(r"(SGLANG|SGL|VLLM|NCCL|UCX|MC|MOONCAKE|CUDA|PYTORCH|FLASHINFER|DG|OMP|KMP)_")
+# What the distribution, or the container that the host is, gives to all services.
+VENDOR_DROP_INS = re.compile(r"(/usr)?/lib/systemd/system/|/run/systemd/(system|generator[.a-z]*)/service\.d/")
 NVIDIA_SMI = ["nvidia-smi", "--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader"]
 
 
@@ -148,7 +150,8 @@ def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
     """Active, with the unit file on disk loaded and no drop-in that nobody asked for."""
     argv = ["systemctl", "show", intent.unit, "--property=DropInPaths"]
     paths = systemd.checked(reality.runner, argv).partition("DropInPaths=")[2].splitlines()
-    drop_ins = sorted(set((paths[0] if paths else "").split()) - set(intent.drop_ins))
+    seen = set((paths[0] if paths else "").split()) - set(intent.drop_ins)
+    drop_ins = sorted(path for path in seen if not VENDOR_DROP_INS.match(path))
     causes = []
     if state.active_state != "active":
         causes.append("the unit is not running")

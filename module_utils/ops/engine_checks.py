@@ -108,9 +108,10 @@ def check_configuration(arguments: Mapping[str, t.Any], environment: Mapping[str
         seen = f"enable-hierarchical-cache with hicache-ratio {arguments.get('hicache-ratio', 'of the engine')}"
         fix = f"hicache-size: GB for each rank in {ARGUMENTS}; that much is pinned and counted in host.memory"
         add("engine.host_cache", seen, "a size in GB", fix, ARGUMENTS)
-    if whole("context-length") > LONG_CONTEXT and not environment.get("SGLANG_MAX_NEW_TOKENS_LIMIT"):
+    limit = str(environment.get("SGLANG_MAX_NEW_TOKENS_LIMIT") or "0")
+    if whole("context-length") > LONG_CONTEXT and limit == "0":
         seen = f"context-length {whole('context-length')}, SGLANG_MAX_NEW_TOKENS_LIMIT not set"
-        fix = f'SGLANG_MAX_NEW_TOKENS_LIMIT: "32768" in {ENVIRONMENT}'
+        fix = f'SGLANG_MAX_NEW_TOKENS_LIMIT: "{LONG_CONTEXT}" in {ENVIRONMENT}'
         add("engine.answer_cap", seen, "a bound for answers", fix, ENVIRONMENT)
     return findings
 

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 import typing as t
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .http import Client, HttpError, read_token
 from .listeners import foreign_listener
@@ -33,6 +33,7 @@ PROGRESS_S = 15.0
 WITHOUT_OTHER_SIDE = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
 
 STARTING = "starting"
+REFUSED = "refused"
 ANSWERING = "answering"
 
 
@@ -147,10 +148,18 @@ def _int(value: t.Any) -> int | None:
 
 
 def ask_unit(client: Client, main_pid: int | None, timeout: float = GENERATION_TIMEOUT_S, side: bool = False) -> Answer:
-    """Like ask, but an answer counts only when the unit of the main process holds the port."""
+    """Like ask, but an answer counts only when the unit of the main process holds the port.
+
+    A unit that refuses the API key was started with another one, and goes on refusing it.
+    """
     answer = ask(client, timeout, side)
-    foreign = foreign_listener(client.port, main_pid) if answer.ok and main_pid else None
-    return Answer(STARTING, foreign, answer.status) if foreign else answer
+    refused = answer.status == 401
+    if not main_pid or not (answer.ok or refused):
+        return answer
+    foreign = foreign_listener(client.port, main_pid)
+    if foreign:
+        return Answer(STARTING, foreign, answer.status)
+    return replace(answer, state=REFUSED) if refused else answer
 
 
 def process_exists(pid: int) -> bool:
@@ -187,6 +196,9 @@ def wait_until_answering(
         if answer.ok:
             say(f"ready after {elapsed:.0f} s: {answer.detail}; {capacity(client).words()}")
             return 0
+        if answer.state == REFUSED:
+            say(f"not ready: the server refuses the API key after {elapsed:.0f} s; last seen: {answer.detail}")
+            return 1
         if main_pid and not process_exists(main_pid):
             say(f"not ready: the main process {main_pid} is gone after {elapsed:.0f} s; last seen: {answer.detail}")
             return 1

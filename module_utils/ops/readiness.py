@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from . import systemd
 from .http import Client
-from .journal_causes import Finding, classify, quotable, root_cause, strip_prefix
-from .probe import Answer, Capacity, ask_unit, capacity
+from .journal_causes import FATAL, Finding, classify, quotable, root_cause, strip_prefix
+from .probe import REFUSED, Answer, Capacity, ask_unit, capacity
 
 READY = "ready"
 STARTING = "starting"
@@ -133,6 +133,8 @@ class Watch:
         answer = self._ask(self.client, state.main_pid)
         if answer.ok and state.active_state == "active":
             return self._ready(state, answer)
+        if answer.state == REFUSED:
+            return self._refusal(state, answer)
         if state.n_restarts > self.restarts_before:
             return self._failure(state, f"its start failed and systemd restarted it: {state.words()}")
         lines = systemd.journal_of_run(state.invocation_id, self._runner)
@@ -189,6 +191,17 @@ class Watch:
         self, state: systemd.UnitState, phase: str, detail: str, lines: t.Sequence[systemd.JournalLine]
     ) -> Readiness:
         return Readiness(STARTING, phase, detail, state, self._elapsed(state), last_lines=_last(lines))
+
+    def _refusal(self, state: systemd.UnitState, answer: Answer) -> Readiness:
+        cause = Finding(
+            id="api_key_refused",
+            severity=FATAL,
+            cause="the running process was started with another API key than the one on the host",
+            variable="sglang_serve_api_key, or sglang_serve_restart_policy: auto",
+            next_command=f"systemctl restart {self.unit}",
+            line=answer.detail,
+        )
+        return Readiness(FAILED, "failed", "it refuses the API key", state, self._elapsed(state), cause=cause)
 
     def _failure(self, state: systemd.UnitState, why: str) -> Readiness:
         lines = self._lines_of_failed_run(state)

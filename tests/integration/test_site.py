@@ -7,6 +7,7 @@ those after it meaningless, so run the file with -x when you look for the cause.
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -17,6 +18,7 @@ API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 START_SECONDS = 420
 # What a changed argument of the engine may change on the host.
 EXPECTED = ("sglang_serve : Write", "service_unit : ", "sglang_canary : Write", "memory_plan : Export")
+LENGTH = ["-e", "sglang_serve_context_length=4096"]
 VENDOR_SOCKET = "[Socket]\\nListenStream=/var/run/vendor.sock\\n[Install]\\nWantedBy=sockets.target\\n"
 
 
@@ -189,6 +191,37 @@ def test_one_variable_restarts_that_unit_only(host: SiteHost) -> None:
     assert host.shell(stale).split() == ["no", "no"]
 
 
+def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost) -> None:
+    """A misspelt argument, and a key that only a restart would bring, with the restart put off."""
+    before = host.main_pid(ENGINE)
+    refused = {
+        '{"sglang_serve_arguments_custom": {"context-lenght": 1}}': [
+            "refuses its arguments: unrecognized arguments: --context-lenght 1",
+            "Change sglang_serve_arguments_custom",
+        ],
+        '{"sglang_serve_restart_policy": "defer", "sglang_serve_api_key": "another-key-of-24-letters"}': [
+            "sglang_serve_api_key is not the key on the host",
+            "sglang_serve_restart_policy: auto",
+        ],
+    }
+    for settings, wanted in refused.items():
+        run = host.play("site.yml", "--tags=sglang_serve", *LENGTH, "-e", settings, status=None)
+        assert (run.status != 0, run.changed) == (True, 0), run.output[-3000:]
+        assert [text for text in wanted if text not in " ".join(run.output.split())] == [], run.output[-3000:]
+    assert host.main_pid(ENGINE) == before
+
+
+def test_a_drop_in_of_somebody_is_named(host: SiteHost) -> None:
+    directory = f"/etc/systemd/system/{ENGINE}.d"
+    host.shell(f"mkdir {directory}; printf '[Service]\\nNice=1\\n' > {directory}/x.conf; systemctl daemon-reload")
+    run = host.play("site.yml", "--tags=sglang_smoke", *LENGTH, status=None)
+    host.shell(f"rm -r {directory}; systemctl daemon-reload")
+    assert run.status != 0
+    message = " ".join(run.output.split())
+    assert f"not part of the configuration: {directory}/x.conf" in message, run.output[-3000:]
+    assert f"systemctl cat {ENGINE}" in message
+
+
 def test_an_edited_launch_script_is_put_back_and_so_is_what_it_started(host: SiteHost) -> None:
     host.shell("sed -i 's/--context-length 4096/--context-length 2048/' /etc/sglang/launch-unified.sh")
     host.shell(f"systemctl restart {ENGINE}")
@@ -239,16 +272,17 @@ def test_reboot_brings_everything_back(host: SiteHost) -> None:
 
 def test_a_failed_start_is_explained_and_healed_by_the_next_run(host: SiteHost) -> None:
     """The play ends when the engine does, not at the time limit, and says what to change."""
-    arguments = '{"sglang_serve_arguments_custom": {"no-such-flag": true}}'
+    shorter = {"json-model-override-args": json.dumps({"max_position_embeddings": 4096})}
+    arguments = json.dumps({"sglang_serve_arguments_custom": shorter})
     started = time.monotonic()
     run = host.play("site.yml", "-e", arguments, status=None)
     assert run.status != 0
     assert time.monotonic() - started < START_SECONDS / 2
     message = " ".join(run.output.split())
     for text in (
-        "unrecognized arguments: --no-such-flag",
-        "sglang_serve_arguments_custom",
-        "next command: systemctl cat sglang-unified.service",
+        "context_length (8192) is greater than the derived context_length (4096)",
+        "change: sglang_serve_context_length",
+        "next command: journalctl -u sglang-unified.service",
     ):
         assert text in message, run.output[-3000:]
     host.play("site.yml")

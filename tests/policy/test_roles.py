@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from repository import ROLES, ROOT, Role, load, tasks_in
+from repository import ROLES, ROOT, Role, load, tasks_in, tracked
 
 TYPES = {
     "str": (str,),
@@ -20,7 +20,7 @@ TYPES = {
 }
 # A play calls these, an operator sets their variables. preflight and memory_plan are checks themselves.
 SITE = [
-    role for task in load(ROOT / "playbooks/site.yml")[0]["tasks"] if (role := task.get("ansible.builtin.import_role"))
+    role for task in load(ROOT / "playbooks/site.yml")[-1]["tasks"] if (role := task.get("ansible.builtin.import_role"))
 ]
 PUBLIC = [role for role in ROLES if role.name in {one["name"] for one in SITE} - {"preflight", "memory_plan"}]
 # Modules that create files take the umask's word for their mode when none is given.
@@ -93,6 +93,17 @@ def test_public_role_refuses_bad_values_before_anything_is_changed(role: Role):
     assert (role.name, "validate") in called
     modules = {key for task in role.tasks["validate.yml"] for key in task if key.startswith("ansible.")}
     assert modules == {"ansible.builtin.assert"}
+
+
+# "$" also matches before a line's end, so a value with one would pass and break the file that it is written into.
+ENDS_BEFORE_A_LINES_END = re.compile(r"""^(?!.*(\(\?m\)|MULTILINE)).*[^'"(]\$\)?['"]""", re.MULTILINE)
+
+
+def test_values_are_matched_to_their_end():
+    texts = tracked("roles/*.yml", "playbooks/*.yml", "roles/*.py", "filter_plugins/*.py", "library/*.py")
+    found = [f"{path}: {match[0]}" for path in texts for match in ENDS_BEFORE_A_LINES_END.finditer(path.read_text())]
+    assert found == []
+    assert ENDS_BEFORE_A_LINES_END.search("that: item is match('^[a-z]+$')")
 
 
 @each_role

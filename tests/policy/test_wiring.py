@@ -56,6 +56,17 @@ def test_tasks_of_playbooks_read_variables_that_exist(path):
     assert read_by(load(path)) - known() - own == set()
 
 
+def test_no_playbook_passes_without_a_host():
+    plays = {path.name: load(path) for path in sorted((ROOT / "playbooks").glob("*.yml"))}
+    first = {
+        name: one[0].get("ansible.builtin.import_playbook")
+        for name, one in plays.items()
+        if one[-1]["hosts"] == "sglang"
+    }
+    assert "site.yml" in first
+    assert set(first.values()) == {"hosts.yml"}
+
+
 @pytest.mark.parametrize("path", INVENTORIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_inventory_sets_and_reads_variables_that_exist(path):
     content = load(path) or {}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+ANSIBLE_PLAYBOOK = str(Path(sys.executable).with_name("ansible-playbook"))
 TOPOLOGIES = ("unified", "replicas", "disaggregated")
 # In place of the keys of real inventories, which may be kept outside the repository.
 KEY = {"sglang_serve_api_key": "0123456789abcdef-of-an-inventory"}
@@ -48,7 +49,7 @@ def play(inventory: Path, settings: dict, directory: Path, **environment: str) -
     variables = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     variables |= {"render_directory": str(out), **settings}
     # The playbook's path is not resolved: the variables beside it are the tree's.
-    command = [str(Path(sys.executable).with_name("ansible-playbook")), "--inventory", str(inventory)]
+    command = [ANSIBLE_PLAYBOOK, "--inventory", str(inventory)]
     command += [str(build_tree(directory)), "--extra-vars", json.dumps(variables)]
     environment |= {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCAL_TEMP": str(directory / "tmp")}
     return subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)

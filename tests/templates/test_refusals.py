@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from rendering import play
+from rendering import ANSIBLE_PLAYBOOK, ROOT, play
 
 KEY = "0123456789abcdef-of-a-client"
 COMMON = {"site_model": "deepseek-v4-flash-nvfp4", "sglang_serve_api_key": KEY}
@@ -87,6 +88,12 @@ VALUES = {
     ),
     "releases": ({"sglang_venv_root": "/usr/lib"}, "sglang_venv_root is '/usr/lib'; wanted: a directory that is not"),
     "models": ({"model_store_root": "/var/lib"}, "model_store_root is '/var/lib'; wanted: a directory that is not"),
+    "name": ({"sglang_serve_served_model_name": "a\n"}, "sglang_serve_served_model_name is 'a"),
+    "quoted_name": ({"sglang_serve_served_model_name": 'a "b"'}, "wanted: letters, digits and . _ / @ + -"),
+    "adapter": ({"sglang_serve_served_model_name": "model:adapter"}, "is 'model:adapter'; wanted: letters, digits"),
+    "schedule": ({"sglang_canary_schedule": "hourly\n"}, "sglang_canary_schedule is 'hourly"),
+    "metrics": ({"sglang_canary_metrics_directory": "/srv/metrics\n"}, "sglang_canary_metrics_directory is '/srv"),
+    "gpus_port": ({"gpu_exporter_port": 30001}, "port 30001 is wanted by sglang_serve_port and gpu_exporter_port"),
     "prometheus": ({"prometheus_port": 30001}, "port 30001 is wanted by sglang_serve_port and prometheus_port"),
 }
 
@@ -126,3 +133,29 @@ def test_host_that_is_refused(tmp_path, case):
     settings, wanted = ALONE[case]
     said = refused(tmp_path, {"alone": {}}, settings)
     assert [text for text in wanted if text not in " ".join(said.values())] == [], said
+
+
+# An inventory, options, what must be said, or nothing when the run may go on.
+RUNS = {
+    "some": ("[sglang]\na\n[other]\nb\n", [], ""),
+    "one_of_them": ("[sglang]\na\n[other]\nb\n", ["--limit=a"], ""),
+    "another": (
+        "[sglang]\na\n[other]\nb\n",
+        ["--limit=b"],
+        "The group sglang has a in {}, and the limit is b; wanted: at least",
+    ),
+    "tag": ("[other]\nb\n", ["--tags=sglang_serve"], "The group sglang has no host in {}; wanted: at least one host"),
+    "none": ("", [], "The group sglang has no host in {}; wanted: at least one host of the group in this run."),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_run_without_a_host_is_refused(tmp_path, case):
+    text, options, wanted = RUNS[case]
+    inventory = tmp_path / "hosts"
+    inventory.write_text(text)
+    command = [ANSIBLE_PLAYBOOK, f"--inventory={inventory}", "playbooks/hosts.yml", *options]
+    environment = os.environ | {"ANSIBLE_LOCAL_TEMP": str(tmp_path / "tmp")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == bool(wanted), done.stdout
+    assert wanted.format(inventory) in " ".join(done.stdout.split())

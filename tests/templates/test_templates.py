@@ -14,7 +14,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from jinja2 import Environment
+from ops.engine_checks import check_configuration
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -74,6 +76,11 @@ def test_golden_files_are_what_is_rendered(rendered):
     assert golden == set(texts), UPDATE
     for name, text in texts.items():
         assert (GOLDEN / name).read_text() == text, f"{name} is not the golden one. {UPDATE}"
+
+
+def test_no_inventory_of_this_repository_is_warned_of(rendered):
+    servers = [server for one in rendered.values() for server in one["servers"]]
+    assert [found for one in servers for found in check_configuration(one["arguments"], one["environment"])] == []
 
 
 def test_no_key_is_in_any_text(rendered):
@@ -168,6 +175,14 @@ def test_engine_understands_the_launch_line(rendered, sglang, path, tmp_path):
     wanted = names[path.name]
     assert parsed["options"] == {f"--{name}": value for name, value in wanted.items() if value is not False}
     assert parsed["api_key"] == (key if "--config" in arguments else None)
+
+
+def test_arguments_are_read_by_the_engine_before_it_is_touched(engine_python):
+    read = yaml.safe_load((ROOT / "roles/sglang_serve/vars/main.yml").read_text())["__sglang_serve_parse"]
+    words = ["--model-path", "/srv/model", "--context-lenght", "1"]
+    done = run(engine_python, "-I", "-c", read, *words, env=os.environ | {"SGLANG_USE_CPU_ENGINE": "1"})
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == "sglang serve: error: unrecognized arguments: --context-lenght 1"
 
 
 @each(ROUTERS)

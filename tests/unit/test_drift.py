@@ -119,6 +119,25 @@ DIFFERENCES: list[tuple[dict[str, t.Any], str, str]] = [
 ]
 
 
+VENDORS = [
+    "/usr/lib/systemd/system/service.d/10-timeout-abort.conf",
+    "/run/systemd/system/service.d/zzz-lxc-service.conf",
+]
+OTHERS = [
+    "/etc/systemd/system/service.d/x.conf",
+    "/run/systemd/system.control/engine.service.d/50-CPUQuota.conf",
+    "/run/systemd/system/engine.service.d/x.conf",
+]
+
+
+def test_a_drop_in_of_somebody_is_named_and_one_of_the_system_is_not(machine: Machine) -> None:
+    report = drift_report(INTENT, replace(machine, drop_ins=" ".join(VENDORS)).build())
+    assert report["failed"] == []
+    row = row_of(drift_report(INTENT, replace(machine, drop_ins=" ".join(VENDORS + OTHERS)).build()), "drift.unit")
+    assert row["cause"] == f"drop-ins that are not part of the configuration: {', '.join(OTHERS)}"
+    assert row["next_command"] == "systemctl cat engine.service"
+
+
 @pytest.mark.parametrize(("changes", "id", "words"), DIFFERENCES)
 def test_a_difference_on_the_host_is_seen_by_its_row(
     machine: Machine, changes: dict[str, t.Any], id: str, words: str

@@ -231,6 +231,7 @@ def test_pytorch_locks_with_a_file_that_outlives_it(gpus, engine_python, tmp_pat
         ({"enable-hierarchical-cache": True, "hicache-ratio": 10}, {}, ["engine.host_cache"]),
         ({"enable-hierarchical-cache": True, "hicache-size": 30}, {}, []),
         ({"context-length": 524288}, {}, ["engine.answer_cap"]),
+        ({"context-length": 524288}, {"SGLANG_MAX_NEW_TOKENS_LIMIT": "0"}, ["engine.answer_cap"]),
         ({"context-length": 524288}, {"SGLANG_MAX_NEW_TOKENS_LIMIT": "65536"}, []),
         ({"context-length": 131072}, {}, []),
     ],

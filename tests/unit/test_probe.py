@@ -17,7 +17,7 @@ from ops.http import Client
 from ops.listeners import foreign_listener
 from ops.openai import chat
 from ops.preflight import Host
-from ops.probe import Capacity, ask, ask_unit, capacity, main, wait_until_answering
+from ops.probe import Answer, Capacity, ask, ask_unit, capacity, main, wait_until_answering
 
 ROOT = Path(__file__).parents[2]
 
@@ -201,6 +201,22 @@ def test_an_answer_of_another_process_does_not_count(other_server: subprocess.Po
     assert not answer.ok
     assert answer.detail.startswith(f"port {port} is held by process {other_server.pid} (python")
     assert ask_unit(client, None).ok, "without a main process nobody can tell"
+
+
+def test_a_refused_key_ends_the_wait_for_the_unit_that_refuses_it() -> None:
+    with FakeServer() as fake:
+        fake.api_key = "sk-of-the-server"
+        status, said, took = wait(fake.base_url, 600, os.getpid())
+        assert (status, took) == (1, 0)
+        assert said[0].startswith("not ready: the server refuses the API key after 0 s; last seen: ")
+        assert "status 401" in said[0]
+
+
+def test_a_refusal_of_another_process_does_not_count(other_server: subprocess.Popen[str], monkeypatch) -> None:
+    monkeypatch.setattr(probe, "ask", lambda *_: Answer(probe.STARTING, "status 401", 401))
+    client = Client(f"http://127.0.0.1:{t.cast('list[str]', other_server.args)[-1]}")
+    assert ask_unit(client, os.getpid()).state == probe.STARTING
+    assert ask_unit(client, other_server.pid).state == probe.REFUSED
 
 
 LISTENING = """\

@@ -5,7 +5,7 @@ import typing as t
 
 import pytest
 from ops.http import Client
-from ops.probe import ANSWERING, Answer, Capacity
+from ops.probe import ANSWERING, REFUSED, Answer, Capacity
 from ops.probe import STARTING as NOT_ANSWERING
 from ops.readiness import FAILED, READY, Readiness, Watch, phase_of
 from ops.readiness import STARTING as STILL_STARTING
@@ -173,6 +173,19 @@ def test_the_old_configuration_is_named() -> None:
     seen = see(ScriptedSystemd(RUNNING), wait=2, answers_from=0, config_sha256="new", running_hash={100: "old"}.get)
     assert (seen.status, seen.phase) == (STILL_STARTING, "waiting for the wanted configuration")
     assert seen.detail == "process 100 runs configuration old, not new"
+
+
+def test_a_refused_key_is_no_start_that_takes_long() -> None:
+    looks = Watch(
+        UNIT,
+        Client("http://127.0.0.1:1"),
+        runner=ScriptedSystemd(RUNNING).run,
+        ask_once=lambda _client, _pid: Answer(REFUSED, "status 401", 401),
+    )
+    seen = looks.wait(600)
+    assert (seen.status, seen.detail) == (FAILED, "it refuses the API key")
+    assert seen.cause and seen.cause.next_command == f"systemctl restart {UNIT}"
+    assert "sglang_serve_restart_policy: auto" in seen.cause.variable
 
 
 BAR = (

@@ -27,6 +27,18 @@ SETTINGS = {
 DEFAULTS = {f"sglang_serve_{name}": value for name, value in SETTINGS.items()}
 
 
+def test_words_of_a_launch_line():
+    arguments = {"a": True, "b": False, "c": 0.5, "d": [1, "two words"], "e": {"f": [1, None]}, "g": "", "h": 0}
+    assert plugin.launch_words(arguments) == [
+        ["--a"],
+        ["--c", "0.5"],
+        ["--d", "1", "two words"],
+        ["--e", '{"f": [1, null]}'],
+        ["--g", ""],
+        ["--h", "0"],
+    ]
+
+
 def servers(topology: str, inner_host: str = "127.0.0.1", **settings) -> list[dict]:
     return plugin.sglang_servers(topology, SETTINGS | settings, inner_host)
 

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start the SGLang router with an API key that is in no command line.
 
-    start_router.py [arguments of `sglang-router launch`]
+    start_router.py [--only-read] [arguments of `sglang-router launch`]
 
 The router takes its key as an argument only. This program reads it from the systemd credential `api-key`, if the unit
 has one, and hands it over inside of the process. The router itself logs no key.
+
+With --only-read it ends when the router's own parser has read the arguments: with status 0, or with what is wrong.
 """
 
 from __future__ import annotations
@@ -16,9 +18,19 @@ from pathlib import Path
 
 from sglang_router.launch_router import launch_router, parse_router_args
 
+ONLY_READ = "--only-read"
+
 
 def main() -> None:
-    arguments = parse_router_args(sys.argv[1:])
+    words = [word for word in sys.argv[1:] if word != ONLY_READ]
+    try:
+        arguments = parse_router_args(words)
+    except SystemExit as refused:
+        if refused.code:
+            sys.stderr.write("The router was not touched. Next: correct sglang_router_arguments_custom.\n")
+        raise
+    if ONLY_READ in sys.argv:
+        return
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if directory:
         arguments.api_key = Path(directory, "api-key").read_text().strip()

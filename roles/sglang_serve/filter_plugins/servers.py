@@ -7,6 +7,7 @@ island computes prompts (prefill), the second one answers (decode), behind a rou
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,6 +142,23 @@ def sglang_intents(servers: Sequence[Mapping[str, Any]], release: str, gpus: boo
     ]
 
 
+def launch_words(arguments: Mapping[str, Any]) -> list[list[str]]:
+    """Return the words of a launch line, those of each argument in a list of their own.
+
+    True gives a bare flag, False drops the argument, a list gives several values, a mapping is given as JSON.
+    """
+    lines = []
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            values = [json.dumps(value)]
+        elif isinstance(value, (list, tuple)):
+            values = [str(one) for one in value]
+        else:
+            values = [] if value is True else [str(value)]
+        lines += [] if value is False else [[f"--{name}", *values]]
+    return lines
+
+
 def pick(items: Sequence[Mapping[str, Any]], *keys: str) -> list[dict[str, Any]]:
     """Return each mapping with these keys only."""
     return [{key: item[key] for key in keys} for item in items]
@@ -236,6 +254,7 @@ class FilterModule:
             "url_host": url_host,
             "sglang_ports": sglang_ports,
             "sglang_intents": sglang_intents,
+            "launch_words": launch_words,
             "pick": pick,
             "sglang_targets": sglang_targets,
             "sglang_monitored": sglang_monitored,

@@ -1,5 +1,6 @@
 #!/bin/sh
 # sglang-replica-1.service: starts the engine. Written by Ansible; change the inventory, not this file.
+# Its arguments were read by the parser of the engine e3b0c44298fc.
 # The last line replaces the shell, so that systemd's main process is the engine itself and receives the stop signal.
 set -eu
 # A process that another text than the unit's has started says so, and the next run of the playbook restarts it.

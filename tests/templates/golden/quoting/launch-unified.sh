@@ -1,5 +1,6 @@
 #!/bin/sh
 # sglang-unified.service: starts the engine. Written by Ansible; change the inventory, not this file.
+# Its arguments were read by the parser of the engine e3b0c44298fc.
 # The last line replaces the shell, so that systemd's main process is the engine itself and receives the stop signal.
 set -eu
 # A process that another text than the unit's has started says so, and the next run of the playbook restarts it.
@@ -8,7 +9,7 @@ set -eu
 set -- --config "$CREDENTIALS_DIRECTORY/engine.yaml" "$@"
 exec /opt/sglang/current/venv/bin/sglang serve \
   --model-path '/srv/models/Deep Seek'"'"'s "Flash"' \
-  --served-model-name 'it'"'"'s a "model" & more; $HOME `id`' \
+  --served-model-name DeepSeek-V4-Flash-NVFP4 \
   --device cuda \
   --dtype auto \
   --context-length 524288 \

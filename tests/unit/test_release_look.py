@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A damaged release is seen, and what is taken out of it is what the next installation brings back."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "roles/sglang_venv/files/look_at_release.py"
+spec = importlib.util.spec_from_file_location("look_at_release", PROGRAM)
+program = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(program)
+
+PACKAGES = "venv/lib/python3.11/site-packages"
+# Package -> its files with their sizes. Two of them bring share/x, and the last one has it.
+FILES = {
+    "alpha-1.0": {"alpha/__init__.py": 3, "alpha/b,c.so": 5, "share/x": 9, "../../../bin/alpha": 2},
+    "be_ta-2.0": {"be_ta.py": 4, "share/x": 7},
+    "del_ta-1.0": {"delta.py": 4},
+    "pip-23.0": {"pip/__init__.py": 1},
+}
+LOCK = """\
+alpha==1.0 \\
+    --hash=sha256:00
+Del.ta==1.0 ; python_full_version >= '3.9' \\
+    --hash=sha256:00
+be-ta==2.0 \\
+gamma==1.0 ; python_full_version < '3.9' \\
+    --hash=sha256:00
+"""
+ALPHA, BETA, *_ = (f"{PACKAGES}/{name}.dist-info" for name in FILES)
+RECORDS = ["complete", "kernels.json"]
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    packages = tmp_path / PACKAGES
+    for package, files in FILES.items():
+        for name, size in files.items():
+            (packages / name).parent.mkdir(parents=True, exist_ok=True)
+            (packages / name).write_bytes(b"x" * size)
+        lines = [
+            f'"{name}",sha256=00,{size}' if "," in name else f"{name},sha256=00,{size}" for name, size in files.items()
+        ]
+        lines += [f"{package}.dist-info/RECORD,,", "__pycache__/gone.pyc,,", "__pycache__/remade.pyc,sha256=00,1"]
+        (packages / f"{package}.dist-info").mkdir()
+        (packages / f"{package}.dist-info/RECORD").write_text("\n".join(lines) + "\n")
+    for name in ("python", "pip"):
+        (tmp_path / "venv/bin" / name).touch(mode=0o755)
+    (tmp_path / "requirements.txt").write_text(LOCK)
+    for name in RECORDS:
+        (tmp_path / name).write_text("x")
+    return tmp_path
+
+
+def look(release: Path) -> dict:
+    """Run the program as the role does, and name what it would remove below the release."""
+    command = [sys.executable, "-I", "-", str(release)]
+    done = subprocess.run(command, stdin=PROGRAM.open(), capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    seen["remove"] = [str(Path(path).relative_to(release)) for path in seen["remove"]]
+    return seen
+
+
+def test_a_whole_release(release: Path) -> None:
+    assert look(release) == {"complete": True, "damaged": [], "remove": []}
+
+
+def test_a_release_that_was_not_finished(release: Path) -> None:
+    (release / "complete").unlink()
+    assert look(release) == {"complete": False, "damaged": [], "remove": []}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said", "removed"),
+    [
+        (f"rm {PACKAGES}/alpha/b,c.so", "alpha-1.0: alpha/b,c.so is missing", [ALPHA]),
+        (f"truncate -s 0 {PACKAGES}/be_ta.py", "be_ta-2.0: be_ta.py has 0 bytes instead of 4", [BETA]),
+        ("rm venv/bin/alpha", "alpha-1.0: ../../../bin/alpha is missing", [ALPHA]),
+        (f"rm -r {PACKAGES}/alpha", "alpha-1.0: alpha/__init__.py is missing and 1 more", [ALPHA]),
+        (f"rm {ALPHA}/RECORD", "alpha-1.0: its RECORD can't be read", [ALPHA]),
+        (f"echo x > {ALPHA}/RECORD", "alpha-1.0: its RECORD can't be read", [ALPHA]),
+        (f"rm -r {PACKAGES}/del*", "del_ta: not installed", []),
+        (f"rm {PACKAGES}/pip/__init__.py", "pip-23.0: pip/__init__.py is missing", ["venv"]),
+        ("rm venv/bin/python", "the virtual environment: no Python, no pip or no packages", ["venv"]),
+        (f"rm -r {PACKAGES}", "the virtual environment: no Python, no pip or no packages", ["venv"]),
+    ],
+)
+def test_damage(release: Path, damage: str, said: str, removed: list[str]) -> None:
+    subprocess.run(["sh", "-c", damage], cwd=release, check=True)
+    assert look(release) == {"complete": False, "damaged": [said], "remove": [*removed, *RECORDS]}
+
+
+def test_a_file_of_two_packages_is_damaged_for_both(release: Path) -> None:
+    (release / PACKAGES / "share/x").write_text("")
+    assert look(release)["remove"] == [ALPHA, BETA, *RECORDS]
+
+
+@pytest.mark.parametrize("lock", ["cpu", "cuda", "router"])
+def test_locks_have_the_markers_that_are_understood(lock: str) -> None:
+    text = (PROGRAM.parents[3] / f"engine/locks/{lock}.txt").read_text()
+    markers = {line.split(";")[1].strip(" \\") for line in text.splitlines() if "==" in line and ";" in line}
+    assert {one.split()[0] for one in markers} <= {"python_full_version", "implementation_name"}
+    assert {one for one in markers if one.startswith("implementation_name")} <= {"implementation_name != 'PyPy'"}
+    assert all(len(one.split()) == 3 for one in markers)
+    assert {"scipy", "numpy"} <= program.wanted(text) or lock == "router"
