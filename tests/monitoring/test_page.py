@@ -21,10 +21,12 @@ from pathlib import Path
 import generate
 import jinja2
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 ENGINE = Path(__file__).with_name("engine_in_two.py")
-TOKEN = "token-of-a-vault"
+WIRING = yaml.safe_load((ROOT / "playbooks/group_vars/all/wiring.yml").read_text())
+TOKEN = "of-a-vault"
 # In place of minutes; scrapes and evaluations are 1 s apart.
 TIMES = {"restart_duration": "4s", "settle_duration": "3s", "stall_duration": "4s"}
 PATIENCE_S = 40
@@ -113,6 +115,7 @@ class Site:
             "prometheus",
             "prometheus.yml.j2",
             prometheus_scrape_interval_seconds=1,
+            prometheus_metric_relabel_configs=WIRING["prometheus_metric_relabel_configs"],
             prometheus_rule_files=["rules.yml"],
             prometheus_alertmanagers=[f"127.0.0.1:{pager}"],
             prometheus_external_labels={"host": "gpu1"},
