@@ -29,8 +29,8 @@ BASE = ("apt", "systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-ser
         "curl", "ca-certificates", "iproute2", "iputils-ping", "netbase", "procps", "kmod", "pciutils",
         "less")  # fmt: skip
 # What roles install inside the hosts. LAB_DEBS adds to it.
-INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "nftables", "numactl",
-               "libnuma1")  # fmt: skip
+INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "prometheus-alertmanager",
+               "nftables", "numactl", "libnuma1")  # fmt: skip
 SUITES = (SUITE, "trixie")
 APT_SOURCE = "deb [trusted=yes] file:/srv/debs ./\n"
 STEPS = 6

@@ -8,10 +8,15 @@ those after it meaningless, so run the file with -x when you look for the cause.
 from __future__ import annotations
 
 import json
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from site_host import CHECKOUT, ENGINE, PROMETHEUS, SiteHost, difference, eventually
+
+sys.path.append(str(CHECKOUT / "prometheus"))
+import generate
 
 pytestmark = pytest.mark.integration
 API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
@@ -19,6 +24,17 @@ START_SECONDS = 420
 # What a changed argument of the engine may change on the host.
 EXPECTED = ("sglang_serve : Write", "service_unit : ", "sglang_canary : Write", "memory_plan : Export")
 LENGTH = ["-e", "sglang_serve_context_length=4096"]
+# A webhook that writes down the names of the alerts it is told, and whether they begin or end.
+WEBHOOK = """
+import http.server, json
+class Webhook(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        for alert in json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]:
+            print(alert["labels"]["host"], alert["labels"]["alertname"], alert["status"], flush=True)
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", 22023), Webhook).serve_forever()
+"""
 VENDOR_SOCKET = "[Socket]\\nListenStream=/var/run/vendor.sock\\n[Install]\\nWantedBy=sockets.target\\n"
 
 
@@ -301,6 +317,40 @@ def test_an_engine_that_never_starts_is_given_up(host: SiteHost) -> None:
     assert int(host.shell(f"systemctl show -P NRestarts {ENGINE}")) <= 3
     host.shell(f"rm -r {override}; systemctl daemon-reload; systemctl reset-failed {ENGINE}; systemctl start {ENGINE}")
     assert host.answers()
+
+
+def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path) -> None:
+    """SIGSTOP to every process of the unit; the rules wait seconds in place of minutes."""
+    (tmp_path / "sglang.yml").write_text(generate.generate(restart_duration="4s", settle_duration="4s"))
+    settings = {
+        "alertmanager_enabled": True,
+        "alertmanager_webhooks": [{"url": "http://127.0.0.1:22023", "bearer_token": "0123456789abcdef"}],
+        "alertmanager_group_wait_seconds": 1,
+        "alertmanager_group_interval_seconds": 1,
+        "prometheus_rule_files": [str(tmp_path / "sglang.yml")],
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    monitoring = ("site.yml", "--tags", "prometheus,alertmanager")
+    shown = host.play(*monitoring, "-e", f"@{tmp_path}/settings.json", "--diff", "-vvv").output
+    host.shell(
+        f"cat > /tmp/webhook.py <<'END'\n{WEBHOOK}\nEND\nsetsid python3 /tmp/webhook.py > /tmp/pages 2>/dev/null &"
+    )
+
+    def told(what: str) -> bool:
+        return f"lab1 SGLangTargetDown {what}" in host.shell("cat /tmp/pages")
+
+    host.shell(f"systemctl kill --signal=STOP {ENGINE}")
+    eventually(lambda: told("firing"), 60, "a page")
+    host.shell(f"systemctl kill --signal=CONT {ENGINE}")
+    eventually(lambda: told("resolved"), 60, "the end of the page")
+    assert host.answers()
+    shown += host.shell("systemctl cat prometheus-alertmanager; ps -eo args; journalctl --no-pager")
+    assert "0123456789abcdef" not in shown
+    assert ":9094" not in host.shell("ss -ltunH")
+    host.play(*monitoring)
+    assert host.shell("systemctl is-active prometheus-alertmanager", status=None) == "inactive"
+    host.shell("pkill -f '[w]ebhook.py'")
+    host.shell("rm /tmp/webhook.py /tmp/pages")
 
 
 def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:

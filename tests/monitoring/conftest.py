@@ -17,13 +17,21 @@ LAB_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sg
 TOOLS = ROOT / ".cache" / "tools"
 
 
-def debian_package(directory: Path) -> Path:
-    """Return Debian's prometheus package: the one that the lab's hosts install, or a fresh download into directory."""
-    if kept := sorted(LAB_CACHE.glob("image-*/debs/prometheus_*.deb")):
-        return kept[-1]
+def debian_package(name: str, directory: Path) -> Path:
+    """Return a package of Debian: one that the lab's hosts install, or a fresh download into directory."""
+    if kept := sorted(LAB_CACHE.glob(f"image-*/debs/{name}_*.deb"), key=lambda file: file.name):
+        return kept[0]  # the oldest asks the least of the C library here
     directory.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["apt-get", "download", "prometheus"], cwd=directory, check=True, capture_output=True)
-    return next(directory.glob("prometheus_*.deb"))
+    subprocess.run(["apt-get", "download", name], cwd=directory, check=True, capture_output=True)
+    return next(directory.glob(f"{name}_*.deb"))
+
+
+def unpacked(name: str) -> Path:
+    """Return the directory with the files of a package of Debian."""
+    directory = TOOLS / name
+    if not (directory / "usr/bin").exists():
+        subprocess.run(["dpkg", "--extract", debian_package(name, TOOLS / "debs"), directory], check=True)
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +39,15 @@ def promtool() -> str:
     """The path of promtool: the installed one, or the one in Debian's package."""
     if installed := shutil.which("promtool"):
         return installed
-    unpacked = TOOLS / "prometheus"
-    if not (unpacked / "usr/bin/promtool").exists():
-        package = debian_package(TOOLS / "debs")
-        subprocess.run(["dpkg", "--extract", package, unpacked], check=True)
-    return str(unpacked / "usr/bin/promtool")
+    return str(unpacked("prometheus") / "usr/bin/promtool")
+
+
+@pytest.fixture(scope="session")
+def alertmanager() -> list[str | Path]:
+    """The command, without options, that runs Alertmanager from Debian's package; needs root.
+
+    Debian's Alertmanager reads its templates from /usr/share: it sees the package's there, and nobody else does.
+    """
+    directory = unpacked("prometheus-alertmanager")
+    run = 'mount --bind "$0/usr/share" /usr/share && exec "$0/usr/bin/prometheus-alertmanager" "$@"'
+    return ["unshare", "--mount", "sh", "-c", run, directory]

@@ -66,7 +66,7 @@ def test_no_case_is_for_an_alert_that_is_gone():
 
 @each_alert
 def test_alert_tells_an_operator_what_to_do(rule):
-    assert re.fullmatch(r"(SGLang|Gpu|Host|Node|Directory|Exporter)[A-Za-z]+", rule["alert"])
+    assert re.fullmatch(r"(SGLang|Gpu|Host|Node|Directory|Exporter|Alertmanager)[A-Za-z]+", rule["alert"])
     assert set(rule["labels"]) == {"severity"}
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     annotations = rule["annotations"]

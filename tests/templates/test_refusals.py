@@ -95,6 +95,29 @@ VALUES = {
     "metrics": ({"sglang_canary_metrics_directory": "/srv/metrics\n"}, "sglang_canary_metrics_directory is '/srv"),
     "gpus_port": ({"gpu_exporter_port": 30001}, "port 30001 is wanted by sglang_serve_port and gpu_exporter_port"),
     "prometheus": ({"prometheus_port": 30001}, "port 30001 is wanted by sglang_serve_port and prometheus_port"),
+    "nobody": (
+        {"alertmanager_enabled": True},
+        "alertmanager_webhooks is empty and alertmanager_enabled is true",
+    ),
+    "webhook": (
+        {"alertmanager_enabled": True, "alertmanager_webhooks": [{"url": "https://me:1234567890@pager.example/"}]},
+        "alertmanager_webhooks has 1 of 1 urls that are not http://HOST/PATH",
+    ),
+    "token": (
+        {
+            "alertmanager_enabled": True,
+            "alertmanager_webhooks": [{"url": "https://pager.example", "bearer_token": "1234567890\nX: y"}],
+        },
+        "alertmanager_webhooks has 1 bearer_tokens with a space, a line's end",
+    ),
+    "everybody": (
+        {"alertmanager_host": "0.0.0.0"},
+        "alertmanager_host is '0.0.0.0'; wanted: a loopback address",
+    ),
+    "alertmanager": (
+        {"alertmanager_enabled": True, "alertmanager_port": 9090, "alertmanager_webhooks": [{"url": "http://a"}]},
+        "port 9090 is wanted by prometheus_port and alertmanager_port",
+    ),
 }
 
 

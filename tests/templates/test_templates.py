@@ -27,6 +27,7 @@ SCRIPTS = [path for path in FILES if path.suffix == ".sh"]
 ROUTERS = [path for path in SCRIPTS if path.name == "launch-router.sh"]
 ENGINES = [path for path in SCRIPTS if path not in ROUTERS]
 PROMETHEUS = [path for path in FILES if path.name == "prometheus.yml"]
+ALERTMANAGER = [path for path in FILES if path.name == "alertmanager.yml"]
 UPDATE = "Next: UPDATE_GOLDEN=1 pytest tests/templates, then git diff tests/templates/golden"
 # systemd-analyze counts tenths: 4.0 at most.
 EXPOSURE = 40
@@ -205,4 +206,10 @@ def test_router_understands_the_launch_line(rendered, router, path, tmp_path):
 @each(PROMETHEUS)
 def test_prometheus_takes_its_configuration(path):
     done = run(program("promtool", "prometheus"), "check", "config", path)
+    assert done.returncode == 0, done.stdout
+
+
+@each(ALERTMANAGER)
+def test_alertmanager_takes_its_configuration(path):
+    done = run(program("amtool", "prometheus-alertmanager"), "check-config", path)
     assert done.returncode == 0, done.stdout

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""docs/performance.md, whose tables the benchmarks write."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PERFORMANCE = REPOSITORY / "docs" / "performance.md"
+
+
+def circumstances() -> str:
+    """Return the processor, the commit and the day."""
+    name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    describe = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(describe, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, check=True).stdout.strip()
+    processor = f"{os.cpu_count()} cores of {name[1] if name else platform.machine()}"
+    return f"{processor}; commit {commit}; {time.strftime('%Y-%m-%d')}"
+
+
+def put(name: str, lines: list[str]) -> str:
+    """Put lines between the markers of a benchmark and return them as one text."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, rest = PERFORMANCE.read_text().split(begin)
+    text = "\n".join(lines)
+    PERFORMANCE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+    return text
