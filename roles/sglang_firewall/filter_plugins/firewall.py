@@ -6,8 +6,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 FAMILIES = {4: "ip", 6: "ip6"}
+# The rules let answers to these clients in.
+DHCP_CLIENTS = {"udp/68", "udp/546"}
+# Linux gives a program's own UDP socket a port from here on; it waits for answers, which the rules let in. Sockets of
+# the kernel itself, such as WireGuard's, have no control group.
+EPHEMERAL = 32768
 
 
 def network_faults(variables: Mapping[str, Iterable[str]]) -> list[str]:
@@ -37,24 +43,31 @@ def admits(networks: Iterable[str], address: str) -> bool:
     return any(seen in ipaddress.ip_network(text, strict=False) for text in networks)
 
 
-def closed_listeners(listing: str, open_ports: Iterable[int]) -> list[str]:
+def open_services(ports: Iterable[int], others: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return tcp/22, udp/51820, ... for TCP ports and for the other services that stay open."""
+    return [f"tcp/{port}" for port in ports] + [f"{one.get('protocol', 'tcp')}/{one['port']}" for one in others]
+
+
+def closed_listeners(listing: str, open_services: Iterable[str]) -> list[str]:
     """Return the services that listen for other hosts on a port that would be closed, but for the service's own.
 
-    listing: output of ``ss -Hltne``. An own one is in the control group of a unit sglang-*.service.
+    listing: output of ``ss -Hltune``. An own one is in the control group of a unit sglang-*.service.
     """
-    closed = []
+    let_in, closed = {*open_services, *DHCP_CLIENTS}, []
     for line in listing.splitlines():
         fields = line.split()
-        if len(fields) < 5:
+        if len(fields) < 6:
             continue
-        address, _, port = fields[3].rpartition(":")
+        address, _, port = fields[4].rpartition(":")
+        service = f"{fields[0]}/{port}"
         address = address.strip("[]").split("%")[0]
         unit = re.search(r"cgroup:\S*/([^/\s]+)", line)
         owner = unit[1] if unit else "unknown"
         loopback = address not in ("*", "0.0.0.0", "::") and ipaddress.ip_address(address).is_loopback
-        if loopback or int(port) in set(open_ports) or owner.startswith("sglang-"):
+        own_socket = fields[0] == "udp" and int(port) >= EPHEMERAL and unit
+        if loopback or own_socket or service in let_in or owner.startswith("sglang-"):
             continue
-        closed.append(f"tcp/{port} ({owner})")
+        closed.append(f"{service} ({owner})")
     return sorted(set(closed))
 
 
@@ -65,6 +78,7 @@ class FilterModule:
         return {
             "by_family": by_family,
             "admits": admits,
+            "open_services": open_services,
             "closed_listeners": closed_listeners,
             "network_faults": network_faults,
         }
