@@ -145,7 +145,7 @@ def run(module: AnsibleModule) -> None:
     try:
         intent = intent_of({name: value for name, value in params.items() if name not in NOT_INTENT})
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
-        report = drift_report(intent, Reality(client))
+        report = drift_report(intent, Reality(client, key_file=params["api_key_file"]))
     except PermissionError as error:
         module.fail_json(msg=f"cannot read {error.filename}: {error.strerror}; run with become: true")
     except (ValueError, SystemdError) as error:

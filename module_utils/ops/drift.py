@@ -11,6 +11,7 @@ secret is ever shown.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import systemd
-from .http import Client, HttpError
+from .http import Client, HttpError, curl_command, fields_command
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
 from .report import Row, build_report, skipped_row
@@ -81,11 +82,12 @@ def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
 
 @dataclass(frozen=True)
 class Reality:
-    """Where to look."""
+    """Where to look. key_file is named in commands to run by hand."""
 
     client: Client
     host: Host = field(default_factory=Host)
     runner: systemd.Runner = systemd.run_command
+    key_file: str | None = None
 
     def environment(self, pid: int) -> dict[str, str] | None:
         return systemd.process_environment(pid, self.host.path("/proc"))
@@ -245,19 +247,21 @@ def server_rows(intent: Intent, reality: Reality) -> list[Row]:
     asked = [id for id in _SERVER_ROWS if _asked(id, intent)]
     if not asked:
         return []
-    command = f"curl -sS {reality.client.base_url}{INFO_PATH}"
+    url = f"{reality.client.base_url}{INFO_PATH}"
     try:
         info = reality.client.get_json(INFO_PATH, 10.0)
         problem = "" if isinstance(info, dict) else "the answer is no JSON object"
     except HttpError as error:
         problem = str(error)
     if problem:
+        command = curl_command(url, reality.key_file, "-o /dev/null -w '%{http_code}\\n'")
         return [_row(id, "as intended", "no answer", problem, command) for id in asked]
+    look = functools.partial(fields_command, url, reality.key_file)
     made = {
-        "drift.arguments": lambda id: _fields_row(id, _fields(intent.arguments), info, command),
-        "drift.server_info": lambda id: _fields_row(id, dict(intent.server_info), info, command),
-        "drift.version": lambda id: _version_row(id, intent, info, command),
-        "drift.capacity": lambda id: _capacity_row(id, intent, info, command),
+        "drift.arguments": lambda id: _fields_row(id, _fields(intent.arguments), info, look),
+        "drift.server_info": lambda id: _fields_row(id, dict(intent.server_info), info, look),
+        "drift.version": lambda id: _version_row(id, intent, info, look(["version"])),
+        "drift.capacity": lambda id: _capacity_row(id, intent, info, look(["max_total_num_tokens"])),
     }
     return [made[id](id) for id in asked]
 
@@ -272,21 +276,23 @@ def _fields(arguments: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return fields
 
 
-def _fields_row(id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.Any], command: str) -> Row:
+def _fields_row(
+    id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.Any], look: t.Callable[[list[str]], str]
+) -> Row:
     secret = sorted(name for name in wanted if SECRET_FIELDS.search(name))
     compared = sorted(set(wanted) & set(info) - set(secret))
     unknown = sorted(set(wanted) - set(info) - set(secret))
-    wrong = [
-        f"{name} is {info[name]!r}, wanted {wanted[name]!r}" for name in compared if not same(wanted[name], info[name])
-    ]
+    differing = [name for name in compared if not same(wanted[name], info[name])]
+    wrong = [f"{name} is {info[name]!r}, wanted {wanted[name]!r}" for name in differing]
     aside = [f"not reported: {', '.join(unknown)}"] if unknown else []
     aside += [f"not compared: {', '.join(secret)}"] if secret else []
     seen = "; ".join([*wrong, *aside] if wrong else [f"{len(compared)} as wanted", *aside])
-    cause = "the server runs with other settings: an old process, or the engine overrode them" if wrong else ""
+    cause = "the server runs with other settings: an old process, an -e of an earlier run, or the engine overrode them"
+    cause = cause if wrong else ""
     if not wrong and not compared:
         cause = "the server reports none of these fields: another version, or another server"
     evidence = {"compared": compared, "not_reported": unknown, "not_compared": secret}
-    return _row(id, f"{len(wanted)} settings", seen, cause, command, evidence)
+    return _row(id, f"{len(wanted)} settings", seen, cause, look(differing or unknown), evidence)
 
 
 def same(wanted: t.Any, seen: t.Any) -> bool:
