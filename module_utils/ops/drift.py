@@ -26,6 +26,7 @@ from .preflight import Host
 from .report import Row, build_report, skipped_row
 
 INFO_PATH = "/server_info"
+METRICS_PATH = "/metrics"
 # Command-line names whose field in /server_info has another one.
 ALIASES = {
     "tp": "tp_size",
@@ -40,6 +41,8 @@ ALIASES = {
 SECRET_FIELDS = re.compile(r"key|token$|secret|password|credential", re.IGNORECASE)
 # Variables that change how the engine computes or communicates; one that nobody asked for is drift.
 ENGINE_VARIABLES = re.compile(r"(SGLANG|SGL|VLLM|NCCL|UCX|MC|MOONCAKE|CUDA|PYTORCH|FLASHINFER|DG|OMP|KMP)_")
+# What our kernels say of themselves, one sample for each kernel and rank.
+KERNEL_ACTIVE = re.compile(r'^dsv4_sm120_kernel_active\{(?:.*,)?kernel="(\w+)".*\} (\S+)$', re.MULTILINE)
 NVIDIA_SMI = ["nvidia-smi", "--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader"]
 
 
@@ -49,9 +52,10 @@ class Intent:
 
     arguments are the engine's options by their name on the command line, False meaning "not given". environment are
     the variables that the unit sets. release is the directory of the virtual environment, a link or not. server_info
-    are further fields that the server must report, such as a backend. min_total_tokens is the planned size of the KV
-    pool. config_sha256 is the hash of the wanted configuration; without one the unit file's own counts. neighbours are
-    the units of this host's other engines, which have GPUs of their own.
+    are further fields that the server must report, such as a backend. min_total_tokens is the smallest KV pool that
+    was meant. kernels are those of ours that must be active on every rank. config_sha256 is the hash of the wanted
+    configuration; without one the unit file's own counts. neighbours are the units of this host's other engines,
+    which have GPUs of their own.
     """
 
     unit: str
@@ -62,6 +66,7 @@ class Intent:
     release: str | None = None
     version: str | None = None
     min_total_tokens: int | None = None
+    kernels: tuple[str, ...] = ()
     drop_ins: tuple[str, ...] = ()
     gpus: bool = False
     neighbours: tuple[str, ...] = ()
@@ -77,7 +82,7 @@ def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
     for name in ("arguments", "environment", "server_info"):
         if not isinstance(given.get(name, {}), dict):
             raise ValueError(f"{name} is {given[name]!r}, wanted a mapping")
-    return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours")}})
+    return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours", "kernels")}})
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,15 @@ def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
     rows = [unit_row(intent, state, reality)]
     if not state.main_pid:
         why = f"{intent.unit} has no main process: {state.words()}"
-        rows += [skipped_row(id, "as intended", why) for id in (*_PROCESS_ROWS, *_SERVER_ROWS) if _asked(id, intent)]
+        rows += [
+            skipped_row(id, "as intended", why)
+            for id in (*_PROCESS_ROWS, *_SERVER_ROWS, "drift.kernels")
+            if _asked(id, intent)
+        ]
     else:
         rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
         rows += server_rows(intent, reality)
+        rows += [kernels_row(intent, reality)] if intent.kernels else []
     if intent.gpus:
         rows.append(gpu_row(intent, reality))
     return rows
@@ -124,6 +134,7 @@ def _asked(id: str, intent: Intent) -> bool:
         "drift.server_info": intent.server_info,
         "drift.version": intent.version,
         "drift.capacity": intent.min_total_tokens,
+        "drift.kernels": intent.kernels,
     }
     return id not in named or bool(named[id])
 
@@ -329,6 +340,27 @@ def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command:
         "" if enough else "the KV pool is smaller than planned: another process holds GPU memory, or the plan is wrong"
     )
     return _row(id, f"at least {wanted} tokens of KV", f"{seen} tokens of KV", cause, command)
+
+
+def kernels_row(intent: Intent, reality: Reality) -> Row:
+    """Each wanted kernel is active on every rank. One that failed its own check leaves SGLang's in its place."""
+    wanted = f"active on every rank: {', '.join(intent.kernels)}"
+    command = f"journalctl -u {intent.unit} -g dsv4_sm120"
+    try:
+        text = reality.client.get(METRICS_PATH, 10.0).body.decode("utf-8", errors="replace")
+    except HttpError as error:
+        return _row("drift.kernels", wanted, "no answer", str(error), command)
+    ranks: dict[str, list[bool]] = {}
+    for kernel, value in KERNEL_ACTIVE.findall(text):
+        ranks.setdefault(kernel, []).append(float(value) == 1)
+    seen = "; ".join(f"{kernel} on {sum(active)} of {len(active)} ranks" for kernel, active in sorted(ranks.items()))
+    off = [kernel for kernel in intent.kernels if not all(ranks.get(kernel, [False]))]
+    cause = ""
+    if not ranks:
+        cause = "the engine says nothing about its kernels: their plugin is not loaded"
+    elif off:
+        cause = f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start"
+    return _row("drift.kernels", wanted, seen or "nothing", cause, command)
 
 
 # The GPUs
