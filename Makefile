@@ -2,10 +2,13 @@
 PYTHON ?= python3
 INVENTORY ?= inventory/lab
 
-.PHONY: help site smoke test lint unit integration dashboard dashboard-shot bench lab-up lab-down lab-status
+.PHONY: help venv site smoke test lint unit integration dashboard dashboard-shot bench lab-up lab-down lab-status
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+venv: ## Make .venv with Ansible; make site does it too
+	PYTHONPATH=tools $(PYTHON) -c 'import steps; steps.make_venv("requirements.txt")'
 
 site: ## Converge a host to a serving, monitored, proven state (the lab; INVENTORY=... for another)
 	$(PYTHON) tools/site $(INVENTORY)
@@ -25,7 +28,7 @@ unit: ## Unit, template, policy and kernel tests only
 integration: ## Tests on lab hosts only
 	$(PYTHON) tools/test integration
 
-dashboard: ## Show the dashboard as a live page (needs Node 20)
+dashboard: ## Show the dashboard as a live page (needs Node 20 with npm, which fetches 500 MB of packages at first)
 	dashboard/run
 
 dashboard-shot: ## Draw the dashboard of the lab and check every panel (needs Node 20 and Chromium)

@@ -227,7 +227,7 @@ unchecked:
   elements: dict
   sample:
     - id: gpu.*
-      reason: preflight_device is cpu
+      reason: sglang_serve_device is cpu
 facts:
   description: GPUs, driver, NUMA nodes, and the proposed islands in the form that the inventory takes.
   returned: always

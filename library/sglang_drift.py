@@ -59,8 +59,13 @@ options:
     description: Version of SGLang that must run.
     type: str
   min_total_tokens:
-    description: Smallest size of the KV pool in tokens, from the memory plan.
+    description: Smallest size of the KV pool in tokens.
     type: int
+  kernels:
+    description: Kernels of the plugin C(dsv4_sm120) that must be active on every rank, such as C(decode).
+    type: list
+    elements: str
+    default: []
   drop_ins:
     description: Drop-in files of the unit that are part of the configuration.
     type: list
@@ -116,8 +121,8 @@ report:
       ids) and C(checks).
     - A row of C(checks) has C(id), C(ok), C(skipped), C(wanted), C(seen), C(cause), C(next_command) and C(evidence).
     - The ids are C(drift.unit), C(drift.config), C(drift.port), C(drift.release), C(drift.environment),
-      C(drift.arguments), C(drift.server_info), C(drift.version), C(drift.capacity) and C(drift.gpus); only those that
-      the intent asks for are there.
+      C(drift.arguments), C(drift.server_info), C(drift.version), C(drift.capacity), C(drift.kernels) and C(drift.gpus);
+      only those that the intent asks for are there.
   returned: always
   type: dict
   sample:
@@ -145,7 +150,7 @@ def run(module: AnsibleModule) -> None:
     try:
         intent = intent_of({name: value for name, value in params.items() if name not in NOT_INTENT})
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
-        report = drift_report(intent, Reality(client))
+        report = drift_report(intent, Reality(client, key_file=params["api_key_file"]))
     except PermissionError as error:
         module.fail_json(msg=f"cannot read {error.filename}: {error.strerror}; run with become: true")
     except (ValueError, SystemdError) as error:

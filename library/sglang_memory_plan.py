@@ -276,7 +276,7 @@ def model_facts(params):
     if params["model"]:
         return BUILTIN_MODELS[params["model"]]
     if params["config"]:
-        return facts_from_config(params["config"], params["config"].get("_name_or_path") or "the model of config")
+        return facts_from_config(params["config"], params["config"].get("_name_or_path") or "the model")
     path = params["config_json"]
     try:
         with open(path, encoding="utf-8") as file:

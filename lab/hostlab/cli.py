@@ -31,8 +31,9 @@ environment:
 
 examples:
   lab/lab up                                      lab1 at 10.77.0.11, the host of inventory/lab
-  lab/lab exec -- curl http://lab1:9090/-/ready   as the control node
-  lab/lab forward 9090=lab1:9090                  http://127.0.0.1:9090 on this machine
+  lab/lab exec -- curl http://lab1:30001/health   as the control node
+  lab/lab forward 30001=lab1:30001                http://127.0.0.1:30001 on this machine
+  lab/lab forward 9090=lab1:127.0.0.1:9090        the same for a port that only the host itself reaches
   lab/ssh lab1                                    a login, as Ansible has it
   lab/lab run lab1=10.77.0.11 -- pytest tests/integration
 """
@@ -91,9 +92,13 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     commands.add_parser(
         "run", parents=[hosts], help="run [NAME=IP...] -- CMD...: up, CMD, down; the lab dies with this process"
     )
-    one = commands.add_parser("forward", help="forward [LISTEN:]PORT=NAME:PORT: reach a host's port from this machine")
+    one = commands.add_parser(
+        "forward", help="forward [LISTEN:]PORT=NAME:[127.0.0.1:]PORT: reach a host's port from this machine"
+    )
     one.add_argument(
-        "forward", metavar="[LISTEN:]PORT=NAME:PORT", help="LISTEN is 127.0.0.1 unless given; ends with the lab"
+        "forward",
+        metavar="[LISTEN:]PORT=NAME:[127.0.0.1:]PORT",
+        help="LISTEN is 127.0.0.1 unless given; ends with the lab",
     )
     options = parser.parse_args(arguments[:split])
     command = arguments[split + 1 :]
@@ -249,13 +254,15 @@ def do_power(lab: Lab, options: argparse.Namespace, _command: list[str]) -> None
 def do_forward(lab: Lab, options: argparse.Namespace, _command: list[str]) -> None:
     near, _, far = options.forward.partition("=")
     listen, _, near_port = near.rpartition(":")
-    name, _, far_port = far.partition(":")
-    if not all(port.isdigit() and 0 < int(port) < 65536 for port in (near_port, far_port)):
+    name, _, target = far.partition(":")
+    inside, _, far_port = target.rpartition(":")
+    ports = all(port.isdigit() and 0 < int(port) < 65536 for port in (near_port, far_port))
+    if not ports or inside not in ("", "127.0.0.1"):
         raise LabError(
             "the forward is not usable",
             seen=repr(options.forward),
-            wanted="[LISTEN:]PORT=NAME:PORT",
-            next="lab/lab forward 9090=lab1:9090",
+            wanted="[LISTEN:]PORT=NAME:PORT, or [LISTEN:]PORT=NAME:127.0.0.1:PORT",
+            next="lab/lab forward 9090=lab1:127.0.0.1:9090",
         )
     lab.require_up()
     lab.require_outside("lab forward")
@@ -263,7 +270,7 @@ def do_forward(lab: Lab, options: argparse.Namespace, _command: list[str]) -> No
     address = listen or "127.0.0.1", int(near_port)
     key = f"{address[0]}:{address[1]}"
     current = lab.ask("status")["forwards"].get(key)
-    if current == f"{name}:{far_port}":
+    if current == far:
         say(f"{key} -> {current}: already there, left alone")
         return
     with socket.socket() as listener:
@@ -278,8 +285,8 @@ def do_forward(lab: Lab, options: argparse.Namespace, _command: list[str]) -> No
                 wanted="a free port",
                 next=f"lab/lab forward {int(near_port) + 10000}={far}, or ss -ltnp",
             ) from error
-        lab.ask("forward", (listener.fileno(),), name=name, port=int(far_port))
-    say(f"{key} -> {name}:{far_port}, until the lab ends")
+        lab.ask("forward", (listener.fileno(),), name=name, port=int(far_port), loopback=bool(inside))
+    say(f"{key} -> {far}, until the lab ends")
 
 
 COMMANDS = {

@@ -66,7 +66,7 @@ class Lab:
                 f"the lab {self.settings.name!r} is not up",
                 seen=f"no live process in {self.state}/lab.pid",
                 wanted="a running lab",
-                next="lab/lab up",
+                next=f"{self.settings.prefix}make site, or {self.settings.prefix}lab/lab up for empty hosts",
             )
 
     def require_outside(self, what: str) -> None:

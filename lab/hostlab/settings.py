@@ -54,6 +54,11 @@ class Settings:
         return f"{self.name}-{hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:8]}"
 
     @property
+    def prefix(self) -> str:
+        """What a command for this lab begins with."""
+        return "" if self.name == "lab" else f"LAB_NAME={self.name} "
+
+    @property
     def state(self) -> Path:
         return self.state_root / self.id
 

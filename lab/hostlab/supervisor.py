@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Awaitable
 from pathlib import Path
 
 from . import cgroups
@@ -307,19 +308,31 @@ class Supervisor:
     async def on_power(self, name: str, to: str) -> None:
         await self._host(name).power(to)
 
-    async def on_forward(self, descriptor: int, name: str, port: int) -> None:
+    async def on_forward(self, descriptor: int, name: str, port: int, loopback: bool = False) -> None:
         """Serve a listening socket that was made outside; a socket keeps the network namespace it was made in."""
         listener, host = socket.socket(fileno=descriptor), self._host(name)
         address, listen_port = listener.getsockname()
-        server = await asyncio.start_server(lambda *streams: self._relay(host.spec.ip, port, *streams), sock=listener)
+        connect = self._loopback if loopback else asyncio.open_connection
+        server = await asyncio.start_server(
+            lambda *streams: self._relay(connect(host.spec.ip, port), f"{name}:{port}", *streams), sock=listener
+        )
         self._spawn(server.serve_forever())
-        self.forwards[f"{address}:{listen_port}"] = f"{name}:{port}"
+        self.forwards[f"{address}:{listen_port}"] = f"{name}:127.0.0.1:{port}" if loopback else f"{name}:{port}"
 
-    async def _relay(self, ip: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _loopback(self, ip: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to a port that only the host itself reaches; ssh makes it there."""
+        command = ["ssh", "-F", str(self.state / "ssh_config"), "-o", "ControlPath=none", "-W", f"127.0.0.1:{port}", ip]
+        pipe = asyncio.subprocess.PIPE
+        ssh = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL)
+        return ssh.stdout, ssh.stdin
+
+    async def _relay(
+        self, far: Awaitable, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
-            far_reader, far_writer = await asyncio.wait_for(asyncio.open_connection(ip, port), 10)
+            far_reader, far_writer = await asyncio.wait_for(far, 10)
         except (OSError, TimeoutError) as error:
-            log(f"forward to {ip}:{port}: {error}")
+            log(f"forward to {name}: {error}")
             writer.close()
             return
         try:

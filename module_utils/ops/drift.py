@@ -11,6 +11,7 @@ secret is ever shown.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -19,12 +20,13 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import systemd
-from .http import Client, HttpError
+from .http import Client, HttpError, curl_command, fields_command
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
 from .report import Row, build_report, skipped_row
 
 INFO_PATH = "/server_info"
+METRICS_PATH = "/metrics"
 # Command-line names whose field in /server_info has another one.
 ALIASES = {
     "tp": "tp_size",
@@ -41,6 +43,8 @@ SECRET_FIELDS = re.compile(r"key|token$|secret|password|credential", re.IGNORECA
 ENGINE_VARIABLES = re.compile(r"(SGLANG|SGL|VLLM|NCCL|UCX|MC|MOONCAKE|CUDA|PYTORCH|FLASHINFER|DG|OMP|KMP)_")
 # What the distribution, or the container that the host is, gives to all services.
 VENDOR_DROP_INS = re.compile(r"(/usr)?/lib/systemd/system/|/run/systemd/(system|generator[.a-z]*)/service\.d/")
+# What our kernels say of themselves, one sample for each kernel and rank.
+KERNEL_ACTIVE = re.compile(r'^dsv4_sm120_kernel_active\{(?:.*,)?kernel="(\w+)".*\} (\S+)$', re.MULTILINE)
 NVIDIA_SMI = ["nvidia-smi", "--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader"]
 
 
@@ -50,9 +54,10 @@ class Intent:
 
     arguments are the engine's options by their name on the command line, False meaning "not given". environment are
     the variables that the unit sets. release is the directory of the virtual environment, a link or not. server_info
-    are further fields that the server must report, such as a backend. min_total_tokens is the planned size of the KV
-    pool. config_sha256 is the hash of the wanted configuration; without one the unit file's own counts. neighbours are
-    the units of this host's other engines, which have GPUs of their own.
+    are further fields that the server must report, such as a backend. min_total_tokens is the smallest KV pool that
+    was meant. kernels are those of ours that must be active on every rank. config_sha256 is the hash of the wanted
+    configuration; without one the unit file's own counts. neighbours are the units of this host's other engines,
+    which have GPUs of their own.
     """
 
     unit: str
@@ -63,6 +68,7 @@ class Intent:
     release: str | None = None
     version: str | None = None
     min_total_tokens: int | None = None
+    kernels: tuple[str, ...] = ()
     drop_ins: tuple[str, ...] = ()
     gpus: bool = False
     neighbours: tuple[str, ...] = ()
@@ -78,16 +84,17 @@ def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
     for name in ("arguments", "environment", "server_info"):
         if not isinstance(given.get(name, {}), dict):
             raise ValueError(f"{name} is {given[name]!r}, wanted a mapping")
-    return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours")}})
+    return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours", "kernels")}})
 
 
 @dataclass(frozen=True)
 class Reality:
-    """Where to look."""
+    """Where to look. key_file is named in commands to run by hand."""
 
     client: Client
     host: Host = field(default_factory=Host)
     runner: systemd.Runner = systemd.run_command
+    key_file: str | None = None
 
     def environment(self, pid: int) -> dict[str, str] | None:
         return systemd.process_environment(pid, self.host.path("/proc"))
@@ -99,10 +106,15 @@ def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
     rows = [unit_row(intent, state, reality)]
     if not state.main_pid:
         why = f"{intent.unit} has no main process: {state.words()}"
-        rows += [skipped_row(id, "as intended", why) for id in (*_PROCESS_ROWS, *_SERVER_ROWS) if _asked(id, intent)]
+        rows += [
+            skipped_row(id, "as intended", why)
+            for id in (*_PROCESS_ROWS, *_SERVER_ROWS, "drift.kernels")
+            if _asked(id, intent)
+        ]
     else:
         rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
         rows += server_rows(intent, reality)
+        rows += [kernels_row(intent, reality)] if intent.kernels else []
     if intent.gpus:
         rows.append(gpu_row(intent, reality))
     return rows
@@ -124,6 +136,7 @@ def _asked(id: str, intent: Intent) -> bool:
         "drift.server_info": intent.server_info,
         "drift.version": intent.version,
         "drift.capacity": intent.min_total_tokens,
+        "drift.kernels": intent.kernels,
     }
     return id not in named or bool(named[id])
 
@@ -248,19 +261,21 @@ def server_rows(intent: Intent, reality: Reality) -> list[Row]:
     asked = [id for id in _SERVER_ROWS if _asked(id, intent)]
     if not asked:
         return []
-    command = f"curl -sS {reality.client.base_url}{INFO_PATH}"
+    url = f"{reality.client.base_url}{INFO_PATH}"
     try:
         info = reality.client.get_json(INFO_PATH, 10.0)
         problem = "" if isinstance(info, dict) else "the answer is no JSON object"
     except HttpError as error:
         problem = str(error)
     if problem:
+        command = curl_command(url, reality.key_file, "-o /dev/null -w '%{http_code}\\n'")
         return [_row(id, "as intended", "no answer", problem, command) for id in asked]
+    look = functools.partial(fields_command, url, reality.key_file)
     made = {
-        "drift.arguments": lambda id: _fields_row(id, _fields(intent.arguments), info, command),
-        "drift.server_info": lambda id: _fields_row(id, dict(intent.server_info), info, command),
-        "drift.version": lambda id: _version_row(id, intent, info, command),
-        "drift.capacity": lambda id: _capacity_row(id, intent, info, command),
+        "drift.arguments": lambda id: _fields_row(id, _fields(intent.arguments), info, look),
+        "drift.server_info": lambda id: _fields_row(id, dict(intent.server_info), info, look),
+        "drift.version": lambda id: _version_row(id, intent, info, look(["version"])),
+        "drift.capacity": lambda id: _capacity_row(id, intent, info, look(["max_total_num_tokens"])),
     }
     return [made[id](id) for id in asked]
 
@@ -275,21 +290,23 @@ def _fields(arguments: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return fields
 
 
-def _fields_row(id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.Any], command: str) -> Row:
+def _fields_row(
+    id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.Any], look: t.Callable[[list[str]], str]
+) -> Row:
     secret = sorted(name for name in wanted if SECRET_FIELDS.search(name))
     compared = sorted(set(wanted) & set(info) - set(secret))
     unknown = sorted(set(wanted) - set(info) - set(secret))
-    wrong = [
-        f"{name} is {info[name]!r}, wanted {wanted[name]!r}" for name in compared if not same(wanted[name], info[name])
-    ]
+    differing = [name for name in compared if not same(wanted[name], info[name])]
+    wrong = [f"{name} is {info[name]!r}, wanted {wanted[name]!r}" for name in differing]
     aside = [f"not reported: {', '.join(unknown)}"] if unknown else []
     aside += [f"not compared: {', '.join(secret)}"] if secret else []
     seen = "; ".join([*wrong, *aside] if wrong else [f"{len(compared)} as wanted", *aside])
-    cause = "the server runs with other settings: an old process, or the engine overrode them" if wrong else ""
+    cause = "the server runs with other settings: an old process, an -e of an earlier run, or the engine overrode them"
+    cause = cause if wrong else ""
     if not wrong and not compared:
         cause = "the server reports none of these fields: another version, or another server"
     evidence = {"compared": compared, "not_reported": unknown, "not_compared": secret}
-    return _row(id, f"{len(wanted)} settings", seen, cause, command, evidence)
+    return _row(id, f"{len(wanted)} settings", seen, cause, look(differing or unknown), evidence)
 
 
 def same(wanted: t.Any, seen: t.Any) -> bool:
@@ -326,6 +343,27 @@ def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command:
         "" if enough else "the KV pool is smaller than planned: another process holds GPU memory, or the plan is wrong"
     )
     return _row(id, f"at least {wanted} tokens of KV", f"{seen} tokens of KV", cause, command)
+
+
+def kernels_row(intent: Intent, reality: Reality) -> Row:
+    """Each wanted kernel is active on every rank. One that failed its own check leaves SGLang's in its place."""
+    wanted = f"active on every rank: {', '.join(intent.kernels)}"
+    command = f"journalctl -u {intent.unit} -g dsv4_sm120"
+    try:
+        text = reality.client.get(METRICS_PATH, 10.0).body.decode("utf-8", errors="replace")
+    except HttpError as error:
+        return _row("drift.kernels", wanted, "no answer", str(error), command)
+    ranks: dict[str, list[bool]] = {}
+    for kernel, value in KERNEL_ACTIVE.findall(text):
+        ranks.setdefault(kernel, []).append(float(value) == 1)
+    seen = "; ".join(f"{kernel} on {sum(active)} of {len(active)} ranks" for kernel, active in sorted(ranks.items()))
+    off = [kernel for kernel in intent.kernels if not all(ranks.get(kernel, [False]))]
+    cause = ""
+    if not ranks:
+        cause = "the engine says nothing about its kernels: their plugin is not loaded"
+    elif off:
+        cause = f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start"
+    return _row("drift.kernels", wanted, seen or "nothing", cause, command)
 
 
 # The GPUs

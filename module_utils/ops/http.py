@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import shlex
 import socket
 import ssl
 import threading
@@ -96,6 +97,22 @@ def read_token(token: str | None = None, token_file: str | None = None) -> str |
     if token and any(ord(char) < 33 or ord(char) > 126 for char in token):
         raise ValueError("the API key holds a space or a character outside printable ASCII")
     return token or None
+
+
+def curl_command(url: str, key_file: str | None = None, *words: str) -> str:
+    """A request as a command for a shell on the host.
+
+    words are further words for curl, quoted already. A key goes from its file into curl's standard input; in a command
+    line everybody could read it.
+    """
+    if key_file:
+        return " ".join([f"sed 's/^/Authorization: Bearer /' {shlex.quote(key_file)} | curl -sS -H @-", url, *words])
+    return " ".join(["curl -sS", url, *words])
+
+
+def fields_command(url: str, key_file: str | None, names: t.Iterable[str]) -> str:
+    """A request as a command that shows these fields of a JSON answer only: /server_info has the key among others."""
+    return f"""{curl_command(url, key_file)} | grep -oE '"({"|".join(names)})": ?[^,}}]*'"""
 
 
 def sse_data(pieces: t.Iterable[bytes]) -> t.Iterator[str]:

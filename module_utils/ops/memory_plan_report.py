@@ -83,7 +83,8 @@ def verdict(plan: MemoryPlan) -> tuple:
             f"{swa_of_planned_session(inputs):,} per session); the next one starts cold."
         )
     lines.append(
-        f"{plan.free_left_gib:.1f} GiB per GPU stay free at the end of a {context} prompt: "
+        f"{plan.free_left_gib:.1f} GiB{' per GPU' if inputs.tp_size > 1 else ''} stay free at the end of a prompt of "
+        f"{context} tokens: "
         f"{plan.free_after_pools_gib:.1f} after "
         f"the pools, less {plan.graph_gib:.1f} for decode graphs and {plan.near_limit_prefill_gib:.1f} for the "
         f"prefill chunk."
@@ -215,9 +216,12 @@ def _legend(table: PlanTable) -> tuple:
 def summary_lines(plan: MemoryPlan) -> tuple:
     """Inputs and memory of one plan as terminal text."""
     inputs, model = plan.inputs, plan.inputs.model
+    bounded = plan.max_total_num_tokens == inputs.max_total_tokens
+    bound = (
+        f"at most {inputs.max_total_tokens:,} tokens of KV" if bounded else f"fraction {inputs.mem_fraction_static:g}"
+    )
     lines = [
-        f"{model.name}, tp {inputs.tp_size}, context {inputs.context_length:,}, fraction "
-        f"{inputs.mem_fraction_static:g}, "
+        f"{model.name}, tp {inputs.tp_size}, context {inputs.context_length:,}, {bound}, "
         f"{inputs.max_running_requests} requests, chunk {inputs.chunked_prefill_size:,}"
         + (f", indexer {inputs.indexer_backend}" if isinstance(model, DeepSeekV4Facts) else ""),
         f"{'free before load':<22}{plan.free_before_load_gib:>8.2f} GiB",

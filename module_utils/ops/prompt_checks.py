@@ -15,7 +15,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from .answers import check_expectation, find_loop, find_marker, is_empty, judge
-from .http import Client, HttpError
+from .http import Client, HttpError, curl_command
 from .openai import CHAT_PATH, ChatAnswer, chat, served_models
 from .report import Row, rounded
 
@@ -352,16 +352,16 @@ def _cause(one: Try) -> str:
 def next_command(target: Target, payload: t.Mapping[str, t.Any], shown: Try) -> str:
     if any(fault.kind == "connect" for fault in shown.faults):
         return "systemctl status 'sglang-*'"
-    return curl_command(target.client.base_url, payload, target.key_file)
+    return chat_command(target.client.base_url, payload, target.key_file)
 
 
-def curl_command(base_url: str, payload: t.Mapping[str, t.Any], key_file: str | None = None) -> str:
-    """The request as a command to run by hand; a key is read from its file, never written out."""
+def chat_command(base_url: str, payload: t.Mapping[str, t.Any], key_file: str | None = None) -> str:
+    """A question as a command to run by hand."""
     body = json.dumps(payload, ensure_ascii=False)
     if len(body) > 1500:
         return "journalctl -u 'sglang-*' -n 100 --no-pager"
-    key = f'-H "Authorization: Bearer $(cat {shlex.quote(key_file)})" ' if key_file else ""
-    return f"curl -sS {key}-H 'Content-Type: application/json' {base_url}{CHAT_PATH} -d {shlex.quote(body)}"
+    words = ("-H 'Content-Type: application/json'", "-d", shlex.quote(body))
+    return curl_command(f"{base_url}{CHAT_PATH}", key_file, *words)
 
 
 def model_row(target: Target) -> Row:
@@ -381,7 +381,7 @@ def model_row(target: Target) -> Row:
         seen=seen,
         elapsed_s=time.monotonic() - start,
         cause=cause,
-        next_command=f"curl -sS {target.client.base_url}/v1/models" if cause else "",
+        next_command=curl_command(f"{target.client.base_url}/v1/models", target.key_file) if cause else "",
         passed=int(not cause),
         tried=1,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from .answers import check_expectation, judge
 from .engine_load import COUNTERS, LOADS_PATH, METRICS_PATH, read_counters, read_load, watch
-from .http import Client, HttpError
+from .http import Client, HttpError, curl_command, fields_command
 from .needle import MAX_NEEDLES, Needle, haystack, needles
 from .openai import CHAT_PATH, ChatAnswer, chat
 from .probe import Capacity
@@ -219,7 +219,8 @@ class NeedleCheck:
         id, wanted = f"needle.{self.id}", f"{self.needles} hidden facts in {self._size_words()}"
         longest = scene.longest
         if self.share_of_limit and not longest:
-            command = f"curl -sS {scene.engine.base_url}/server_info"
+            url, names = f"{scene.engine.base_url}/server_info", ("max_total_num_tokens", "context_length")
+            command = fields_command(url, scene.target.key_file, names)
             return Row(
                 id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command
             )
@@ -419,7 +420,7 @@ class OverLongCheck:
         wanted = f"status {', '.join(map(str, REFUSALS))} within {self.max_s:g} s"
         context = scene.capacity.context_length
         if not context:
-            command = f"curl -sS {scene.target.client.base_url}/v1/models"
+            command = curl_command(f"{scene.target.client.base_url}/v1/models", scene.target.key_file)
             return Row(
                 self.id,
                 False,
@@ -495,7 +496,7 @@ class CancelCheck:
             return self._run(scene, start, wanted)
         except HttpError as error:
             cause = f"{error}; likely: the server does not answer, or has no {LOADS_PATH}"
-            command = f"curl -sS {scene.engine.base_url}{LOADS_PATH}"
+            command = curl_command(f"{scene.engine.base_url}{LOADS_PATH}", scene.target.key_file)
             return self._row(start, wanted, "no answer", cause, {}, command, error.kind in ("connect", "timeout"))
 
     def _run(self, scene: Scene, start: float, wanted: str) -> Row:
@@ -522,7 +523,7 @@ class CancelCheck:
             held = watch(scene.engine, lambda load: load.used_tokens > resting, scene.target.left(self.settle_s))
         freed = watch(scene.engine, lambda load: load.used_tokens <= resting, scene.target.left(self.window_s))
         evidence = {"resting_tokens": resting, "while_running": held.as_list(), "after_leaving": freed.as_list()}
-        command = f"curl -sS {scene.engine.base_url}{LOADS_PATH}"
+        command = curl_command(f"{scene.engine.base_url}{LOADS_PATH}", scene.target.key_file)
         if not held.held:
             cause = f"{LOADS_PATH} never showed the running request: its report is stale, or belongs to another engine"
             return self._row(start, wanted, held.last.words(), cause, evidence, command)
@@ -573,7 +574,7 @@ class RestingCheck:
         start = time.monotonic()
         resting = scene.resting_tokens
         wanted = f"at most {resting} tokens in use within {self.window_s:g} s"
-        command = f"curl -sS {scene.engine.base_url}{LOADS_PATH}"
+        command = curl_command(f"{scene.engine.base_url}{LOADS_PATH}", scene.target.key_file)
         if resting is None:
             cause = f"{LOADS_PATH} did not answer before the first question, or the server was busy then"
             return self._without_reading(scene, start, "a reading before the first question", cause, command)
@@ -642,7 +643,7 @@ class CountersCheck:
         start = time.monotonic()
         least = least_moved(rows)
         wanted = ", ".join(f"{name} +{least[name]}" for name in COUNTERS)
-        command = f"curl -sS {scene.engine.base_url}{METRICS_PATH}"
+        command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}")
         if not any(least.values()):
             return skipped_row(self.id, wanted, "no question of this run was answered", command)
         before = scene.counters

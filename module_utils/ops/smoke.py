@@ -296,7 +296,8 @@ def main(argv: t.Sequence[str] | None = None) -> int:
         token = read_token(token_file=arguments.api_key_file)
         client = Client(arguments.url, token)
         engine = Client(arguments.engine_url, token) if arguments.engine_url else client
-        drift = drift_rows(intent_of(_read_json(arguments.intent)), Reality(engine)) if arguments.intent else []
+        reality = Reality(engine, key_file=arguments.api_key_file)
+        drift = drift_rows(intent_of(_read_json(arguments.intent)), reality) if arguments.intent else []
     except (OSError, ValueError, SystemdError) as error:
         parser.error(str(error))
     report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine=engine, before=drift)

@@ -129,6 +129,7 @@ class FakeServer:
         self.tokens = 0
         # What /server_info reports about the configuration, such as {"tp_size": 4}.
         self.arguments: dict[str, t.Any] = {}
+        self.kernels: dict[str, list[int]] = {}
         self.seen_keys: list[str | None] = []
         self.bytewise = False
         self.prompt_tokens = 0
@@ -229,6 +230,11 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in values.items():
             shown = 0 if fake.fault == "metrics_frozen" else value
             lines += [f"# TYPE sglang:{name} counter", f'sglang:{name}{{model_name="{MODEL}"}} {shown}.0']
+        for kernel, ranks in fake.kernels.items():
+            lines += [
+                f'dsv4_sm120_kernel_active{{kernel="{kernel}",pp_rank="0",tp_rank="{rank}"}} {active}.0'
+                for rank, active in enumerate(ranks)
+            ]
         return "\n".join(lines) + "\n"
 
     def do_POST(self) -> None:

@@ -248,15 +248,18 @@ def test_ssh_refuses_a_changed_host_key(lab: Bench) -> None:
 
 
 def test_forward_reaches_a_host_from_this_machine(lab: Bench) -> None:
-    lab.ssh("one", "systemd-run --quiet --unit=web -p WorkingDirectory=/etc python3 -m http.server 8000")
-    lab.ssh("one", "until curl -sf -o /dev/null localhost:8000; do sleep 0.1; done")
+    serve = "-p WorkingDirectory=/etc python3 -m http.server"
+    lab.ssh("one", f"systemd-run --quiet --unit=web {serve} 8000")
+    lab.ssh("one", f"systemd-run --quiet --unit=inside {serve} 8001 --bind 127.0.0.1")
+    lab.ssh("one", "until curl -sf -o /dev/null localhost:8000 localhost:8001; do sleep 0.1; done")
     port = 20000 + os.getpid() % 10000
-    lab("forward", f"{port}=one:8000")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/hostname", timeout=5) as answer:
-        assert answer.read() == b"one\n"
+    for near, far in ((port, "one:8000"), (port + 1, "one:127.0.0.1:8001")):
+        lab("forward", f"{near}={far}")
+        with urllib.request.urlopen(f"http://127.0.0.1:{near}/hostname", timeout=5) as answer:
+            assert answer.read() == b"one\n"
     assert "already there" in lab("forward", f"{port}=one:8000")
     assert "cannot be opened" in lab("forward", f"{port}=two:22", code=1)
-    assert lab.status["forwards"] == {f"127.0.0.1:{port}": "one:8000"}
+    assert lab.status["forwards"] == {f"127.0.0.1:{port}": "one:8000", f"127.0.0.1:{port + 1}": "one:127.0.0.1:8001"}
     with pytest.raises(urllib.error.URLError):  # the host's network is not this machine's
         urllib.request.urlopen("http://10.77.0.11:8000/", timeout=1)
 
@@ -321,15 +324,24 @@ def test_run_takes_the_lab_with_it(other: Bench, number: signal.Signals) -> None
         (["up", "one=10.77.0.11", "two=10.77.1.11"], "addresses in one /24"),
         (["up", "--memory", "12 parsecs"], "such as 12g"),
         (["up", "--bind-ro", "/does/not/exist:/srv"], "is not there"),
-        (["exec", "--", "true"], "lab/lab up"),
-        (["power", "one", "on"], "lab/lab up"),
+        (["exec", "--", "true"], f"LAB_NAME={NAME}d make site"),
+        (["power", "one", "on"], f"LAB_NAME={NAME}d lab/lab up"),
         (["forward", "9090=one:x"], "[LISTEN:]PORT=NAME:PORT"),
+        (["forward", "9090=one:10.0.0.1:9090"], "[LISTEN:]PORT=NAME:127.0.0.1:PORT"),
     ],
 )
 def test_bad_input_is_named_and_changes_nothing(words: list[str], told: str) -> None:
     bench = Bench(f"{NAME}d")
     assert told in bench(*words, code=1)
     assert bench.left() == []
+
+
+def test_ssh_without_a_lab_names_the_command_that_makes_one() -> None:
+    bench = Bench(f"{NAME}d")
+    command = [bench.tool / "ssh", "one"]
+    done = subprocess.run(command, env=bench.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 255
+    assert f"LAB_NAME={NAME}d make -C {CHECKOUT} site" in done.stderr
 
 
 def test_down_without_a_lab_says_so() -> None:

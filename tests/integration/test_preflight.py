@@ -98,8 +98,8 @@ def test_preflight_on_a_bare_host_changes_nothing(host: SiteHost, fresh: dict, t
     told = json.loads(report.read_text())
     assert {"host", "findings", "accepted", "unchecked", "facts", "transfers"} == set(told)
     assert [finding for finding in told["findings"] if finding["severity"] == "error"] == []
-    assert {"id": "gpu.*", "reason": "preflight_device is cpu"} in told["unchecked"]
-    assert "not looked at: gpu.*, because preflight_device is cpu" in words(run.output)
+    assert {"id": "gpu.*", "reason": "sglang_serve_device is cpu"} in told["unchecked"]
+    assert "not looked at: gpu.*, because sglang_serve_device is cpu" in words(run.output)
 
 
 def test_an_error_ends_the_run_and_is_in_the_report(host: SiteHost, fresh: dict, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -17,7 +18,7 @@ INVENTORIES = [path for path in tracked("inventory") if "group_vars" in path.par
 OPTIONS = {name for role in ROLES for name in role.options} | {"site_model", "site_topology"}
 # Set by Ansible.
 MAGIC = {"playbook_dir", "inventory_dir", "inventory_hostname", "ansible_host", "ansible_check_mode", "lookup", "query"}
-MAGIC |= {"groups", "hostvars"}
+MAGIC |= {"groups", "hostvars", "ansible_inventory_sources", "ansible_ssh_executable", "ansible_user"}
 
 
 def expressions(value: Any) -> list[str]:
@@ -87,6 +88,13 @@ def test_model_has_what_the_wiring_asks_for(path):
     assert set(model) == {key.split(".")[0] for key, _ in asked}
     if model["store"]["source"] == "gguf_wheel":
         assert {"wheel", "wheel_sha256", "wheel_member"} <= set(model["store"])
+
+
+def test_models_name_kernels_that_exist():
+    settings = (ROOT / "kernels/src/dsv4_sm120/settings.py").read_text()
+    kernels = ast.literal_eval(re.search(r"^KERNELS = (.*)$", settings, re.MULTILINE)[1])
+    named = {name for path in MODELS for name in load(path).get("kernels", [])}
+    assert named == set(kernels)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

@@ -33,7 +33,7 @@ def build_tree(parent: Path) -> Path:
     play = parent / "tests" / "templates"
     (play / "templates").mkdir(parents=True)
     (parent / "playbooks").symlink_to(ROOT / "playbooks")
-    for name in ("models", "roles"):
+    for name in ("engine", "models", "roles"):
         (parent / "tests" / name).symlink_to(ROOT / name)
     (play / "group_vars").symlink_to(ROOT / "playbooks" / "group_vars")
     for template in sorted((ROOT / "roles").glob("*/templates/*.j2")):

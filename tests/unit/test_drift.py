@@ -28,6 +28,7 @@ INTENT = Intent(
     release="/opt/sglang/current/venv",
     version="0.5.23",
     min_total_tokens=16000,
+    kernels=("decode", "indexer"),
     gpus=True,
 )
 
@@ -45,6 +46,8 @@ class Machine:
     drop_ins: str = ""
     on_disk: str = "a" * 64
     unit: dict[str, str] = field(default_factory=dict)
+    # Of each rank, whether it is active; mhc was switched off on purpose.
+    kernels: dict[str, list[int]] = field(default_factory=lambda: {"decode": [1, 1], "indexer": [1, 1], "mhc": [0, 0]})
 
     def build(self) -> Reality:
         for release in ("a", "b"):
@@ -70,6 +73,7 @@ class Machine:
         if not (descriptors / "3").is_symlink():
             (descriptors / "3").symlink_to("socket:[777]")
         self.fake.arguments = {"tp_size": 4, "dtype": "float32", "enable_metrics": True, "attention_backend": "dsv4"}
+        self.fake.kernels = self.kernels
         systemd = ScriptedSystemd({**RUNNING, "DropInPaths": self.drop_ins, **self.unit})
         host = Host(str(self.root), lambda _command: self.smi)
         return Reality(Client(self.fake.base_url), host, systemd.run)
@@ -95,7 +99,7 @@ def row_of(report: dict[str, t.Any], id: str) -> dict[str, t.Any]:
 
 def test_what_was_meant_runs(machine: Machine) -> None:
     report = drift_report(INTENT, machine.build())
-    assert (report["failed"], report["skipped"], report["passed"]) == ([], [], 10)
+    assert (report["failed"], report["skipped"], report["passed"]) == ([], [], 11)
     arguments = row_of(report, "drift.arguments")
     assert arguments["evidence"]["compared"] == ["dtype", "enable_metrics", "tp_size"]
     assert arguments["evidence"]["not_compared"] == ["api_key"]
@@ -113,6 +117,9 @@ DIFFERENCES: list[tuple[dict[str, t.Any], str, str]] = [
     ({"environment": {"SGLANG_X": "0"}}, "drift.environment", "another environment"),
     ({"environment": {"SGLANG_X": ""}}, "drift.environment", "another environment"),
     ({"environment": {"NCCL_P2P_DISABLE": "1"}}, "drift.environment", "another environment"),
+    ({"kernels": {"decode": [1, 0], "indexer": [1, 1]}}, "drift.kernels", "does the work of decode"),
+    ({"kernels": {"decode": [1, 1]}}, "drift.kernels", "does the work of indexer"),
+    ({"kernels": {}}, "drift.kernels", "their plugin is not loaded"),
     ({"smi": (0, SMI + "200, 00000000:41:00.0, 900 MiB\n")}, "drift.gpus", "not the engine's"),
     ({"smi": (0, "")}, "drift.gpus", "no process of the engine"),
     ({"smi": (127, "not found")}, "drift.gpus", "nvidia-smi does not answer"),
@@ -180,14 +187,15 @@ def test_without_a_process_the_other_rows_are_not_judged(machine: Machine) -> No
     machine.unit = {"MainPID": "0", "ActiveState": "failed", "Result": "exit-code"}
     report = drift_report(replace(INTENT, gpus=False), machine.build())
     assert report["failed"] == ["drift.unit"]
-    assert len(report["skipped"]) == 8
+    assert len(report["skipped"]) == 9
     assert "failed (running), result exit-code" in row_of(report, "drift.config")["cause"]
 
 
 def test_a_silent_server_fails_the_rows_that_need_it(machine: Machine) -> None:
     reality = replace(machine.build(), client=Client("http://127.0.0.1:1"))
     report = drift_report(replace(INTENT, gpus=False), reality)
-    assert report["failed"] == ["drift.arguments", "drift.server_info", "drift.version", "drift.capacity"]
+    named = ("arguments", "server_info", "version", "capacity", "kernels")
+    assert report["failed"] == [f"drift.{name}" for name in named]
     assert "Connection refused after" in row_of(report, "drift.version")["cause"]
 
 
@@ -269,7 +277,7 @@ def test_sglang_drift_fails_and_names_the_difference(run_module: RunModule, mach
     assert result["failed"]
     assert "1 of 4 checks failed at http://127.0.0.1" in result["msg"]
     assert "tp_size is 4, wanted 8" in result["msg"]
-    assert f"next command: curl -sS {machine.fake.base_url}/server_info" in result["msg"]
+    assert f'next command: curl -sS {machine.fake.base_url}/server_info | grep -oE \'"(tp_size)"' in result["msg"]
 
 
 def test_sglang_drift_in_check_mode_never_fails(run_module: RunModule, machine: Machine, tmp_path: Path) -> None:

@@ -301,9 +301,9 @@ def test_every_kind_is_found_somewhere():
 
 
 def test_no_gpus_wanted_none_asked(gpus):
-    inspection = check_host(gpus.host, gpus_reason="preflight_device is cpu")
+    inspection = check_host(gpus.host, gpus_reason="sglang_serve_device is cpu")
     assert inspection.facts == {}
-    assert Unchecked("gpu.*", "preflight_device is cpu") in inspection.unchecked
+    assert Unchecked("gpu.*", "sglang_serve_device is cpu") in inspection.unchecked
     assert not any(command.startswith(("nvidia-smi", "lspci", "journalctl")) for command in gpus.asked)
 
 

@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 import time
 import typing as t
+from pathlib import Path
 
 import pytest
 from openai_server import FakeServer
-from ops.http import Client, HttpError, read_token, sse_data
+from ops.http import Client, HttpError, fields_command, read_token, sse_data
 
 EVENTS = (
     'data: {"a": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n'
@@ -201,3 +203,14 @@ def test_bad_tokens_are_refused_unquoted(tmp_path: t.Any, token: str | None, con
         read_token(token, token_file)
     assert "two words" not in str(caught.value)
     assert "sk-" not in str(caught.value)
+
+
+def test_a_command_sends_the_key_of_its_file_and_shows_the_named_fields_only(tmp_path: Path) -> None:
+    (tmp_path / "a key").write_text("sk-1234\n")
+    body = b'{"api_key":"sk-1234","context_length":8192,"max_context_length":1,"version":"0.5.23"}'
+    with RawServer(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body) as server:
+        command = fields_command(server.url, str(tmp_path / "a key"), ["context_length", "version"])
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert "sk-1234" not in command
+    assert b"Authorization: Bearer sk-1234\r\n" in server.requests[0]
+    assert done.stdout.splitlines() == ['"context_length":8192', '"version":"0.5.23"']

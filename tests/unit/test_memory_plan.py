@@ -294,7 +294,7 @@ def test_verdict_says_what_limits():
     assert "full-context requests of 512k tokens at once (limit: KV pool)" in text
     assert "returning sessions of 64k tokens stay warm" in text
     assert "limit: SWA pool" in text
-    assert "stay free at the end of a 512k prompt" in text
+    assert "GiB per GPU stay free at the end of a prompt of 512k tokens" in text
 
 
 def test_table_marks_the_largest_fraction_that_keeps_the_headroom():

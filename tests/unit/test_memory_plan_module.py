@@ -67,7 +67,8 @@ def module(main, capsys):
     return call
 
 
-BLACKWELL = ("-i", "inventory/production.example", "-e", "vault_sglang_serve_api_key=only-for-this-plan")
+# Without the key that a production inventory takes from its vault.
+BLACKWELL = ("-i", "inventory/production.example")
 
 
 def playbook(*arguments: str) -> subprocess.CompletedProcess:
@@ -141,8 +142,39 @@ def test_playbook_refuses_with_the_numbers_that_clash():
     assert "no fraction helps" in said
 
 
-def test_playbook_plans_the_lab_from_variables():
-    done = playbook("-e", json.dumps(LAB))
+def test_playbook_plans_the_lab():
+    done = playbook()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "SmolLM2-135M-Instruct" in done.stdout
-    assert "8,192 tokens at 46,080.0 B" in done.stdout
+    last = done.stdout.rpartition("TASK [")[2]
+    assert last.startswith("memory_plan : Show the plan]")
+    assert "smollm2-135m-instruct, tp 1, context 8,192, at most 8,192 tokens of KV" in last
+    assert "8,192 tokens at 46,080.0 B" in last
+    # A CPU has no fraction to recommend, no GPU, and room enough.
+    assert [word for word in ("fraction", "recommended", "per GPU", "Warning") if word in last] == []
+
+
+COMPARE = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {{name: "{root}/roles/memory_plan", tasks_from: compare}}
+"""
+
+
+@pytest.mark.parametrize(("reported", "shown"), [({}, False), ({"max_total_num_tokens": 8192}, True)])
+def test_check_mode_shows_no_numbers_that_a_restarting_server_has_not_reported(tmp_path, reported, shown):
+    (tmp_path / "play.yml").write_text(COMPARE.format(root=ROOT))
+    (tmp_path / "memory-plan-unified.prom").write_text('ops_memory_plan_actual{quantity="context_len"} 8192\n')
+    given = {"max_running_requests": 8, "context_length": 8192, **reported}
+    variables = LAB | {
+        "memory_plan_servers": ["unified"],
+        "memory_plan_reported": [given if reported else {}],
+        "memory_plan_metrics_directory": str(tmp_path),
+    }
+    command = [str(BIN / "ansible-playbook"), "-i", "localhost,", str(tmp_path / "play.yml"), "--check", "--diff"]
+    command += ["-e", json.dumps(variables), "-e", f"ansible_python_interpreter={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed=1" in done.stdout
+    assert ("ops_memory_plan_actual" in done.stdout) is shown

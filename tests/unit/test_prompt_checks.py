@@ -23,8 +23,8 @@ from ops.prompt_checks import (
     Target,
     Try,
     ask_once,
+    chat_command,
     check_problem,
-    curl_command,
     faults_of,
     repeat,
 )
@@ -166,12 +166,12 @@ def test_a_closed_port_points_to_the_unit() -> None:
 
 
 def test_a_key_is_never_part_of_the_command() -> None:
-    command = curl_command("http://h", {"a": "it's"}, "/run/key")
+    command = chat_command("http://h", {"a": "it's"}, "/run/key")
     assert command == (
-        "curl -sS -H \"Authorization: Bearer $(cat /run/key)\" -H 'Content-Type: application/json' "
-        'http://h/v1/chat/completions -d \'{"a": "it\'"\'"\'s"}\''
+        "sed 's/^/Authorization: Bearer /' /run/key | curl -sS -H @- http://h/v1/chat/completions "
+        "-H 'Content-Type: application/json' -d '{\"a\": \"it'\"'\"'s\"}'"
     )
-    assert curl_command("http://h", {"a": "x" * 2000}) == "journalctl -u 'sglang-*' -n 100 --no-pager"
+    assert chat_command("http://h", {"a": "x" * 2000}) == "journalctl -u 'sglang-*' -n 100 --no-pager"
 
 
 GOOD = ChatAnswer("Paris", "", "stop", {"prompt_tokens": 1, "completion_tokens": 1}, "m", (), 0.1, 0.2, 1)

@@ -85,3 +85,10 @@ def test_asks_for_the_vaults_password(vault):
     assert done.returncode == 2
     assert "ANSIBLE_VAULT_PASSWORD_FILE" in done.stdout
     assert not vault.file.exists()
+
+
+def test_a_production_inventory_without_its_key_names_this_playbook(vault):
+    done = vault.run("ansible-playbook", "-i", "inventory/production.example", "playbooks/preflight.yml")
+    assert done.returncode == 2
+    told = " ".join(done.stdout.split())
+    assert f"not set; next: ansible-playbook -i {ROOT}/inventory/production.example playbooks/secrets.yml" in told

@@ -39,8 +39,9 @@ def test_words_of_a_launch_line():
     ]
 
 
-def servers(topology: str, inner_host: str = "127.0.0.1", **settings) -> list[dict]:
-    return plugin.sglang_servers(topology, SETTINGS | settings, inner_host)
+def servers(topology: str, inner_host: str = "127.0.0.1", environment: dict | None = None, **settings) -> list[dict]:
+    arguments = {"context-length": "524288"}
+    return plugin.sglang_servers(topology, SETTINGS | settings, inner_host, arguments, environment or {})
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,10 @@ def test_servers_of_several_hosts(routers, wanted):
 
 
 def test_a_side_is_compared_but_not_asked():
-    both = servers("disaggregated")
-    intents = plugin.sglang_intents(both, "/opt/sglang/current/venv", True)
+    both = servers("disaggregated", environment={"DSV4_SM120_MHC": "0"})
+    intents = plugin.sglang_intents(both, "/opt/sglang/current/venv", "0.5.23", True, ["decode", "mhc"])
     assert [intent["neighbours"] for intent in intents] == [["sglang-decode.service"], ["sglang-prefill.service"]]
+    assert [(one["min_total_tokens"], one["kernels"]) for one in intents] == 2 * [(524288, ["decode"])]
     subjects = plugin.sglang_subjects(both, intents, {"prompts": [1]}, "http://router", "http://one", {"prompts": [2]})
     assert [(one["suffix"], one["checks"].get("prompts")) for one in subjects] == [
         ("", [2]),

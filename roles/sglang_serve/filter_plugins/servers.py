@@ -132,12 +132,24 @@ def sglang_ports(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"port": port, "variable": variable, "units": list(UNITS)} for port, variable in ports]
 
 
-def sglang_intents(servers: Sequence[Mapping[str, Any]], release: str, gpus: bool) -> list[dict[str, Any]]:
-    """Return what must run, with the options of the module sglang_drift as keys."""
+def sglang_intents(
+    servers: Sequence[Mapping[str, Any]], release: str, version: str, gpus: bool, kernels: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return what must run, with the options of the module sglang_drift as keys.
+
+    kernels: those of ours that are meant to work on GPUs; one that a server's environment switches off is not. A KV
+    pool holds at least one request of the full context.
+    """
     units = [server["unit"] for server in servers]
-    same = {"release": release, "gpus": gpus}
+    same = {"release": release, "version": version or None, "gpus": gpus}
     return [
-        one | same | {"neighbours": [unit for unit in units if unit != one["unit"]]}
+        one
+        | same
+        | {
+            "neighbours": [unit for unit in units if unit != one["unit"]],
+            "min_total_tokens": int(one["arguments"]["context-length"]),
+            "kernels": [name for name in kernels if one["environment"].get(f"DSV4_SM120_{name.upper()}") != "0"],
+        }
         for one in pick(servers, "unit", "arguments", "environment")
     ]
 
