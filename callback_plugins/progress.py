@@ -3,7 +3,7 @@
 
 A model load or an engine install takes minutes, and the default output is silent for all of them. This callback prints
 one line for each stretch of silence (what runs, how long so far) and shows a waiting loop as progress instead of as a
-series of failures.
+series of failures. A failure ends with its message: what the message was made from is shown with -v only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ short_description: default output with progress for long tasks
 description:
   - Prints the task's name and the time so far whenever a task has been silent for a while.
   - A result that carries RV(progress) in an until loop is shown as progress, not as a failure.
+  - Of a failure with a message, the reports, plans and argument specs behind it are shown with C(-v) only.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -36,6 +37,10 @@ options:
     env:
       - name: OPS_HEARTBEAT_SECONDS
 """
+
+# Hundreds of lines each; all that matters in them is in the message.
+BEHIND_A_MESSAGE = {"item", "ansible_loop_var", "report", "plan", "metrics", "verdict", "refusals", "warnings_of_plan"}
+BEHIND_A_MESSAGE |= {"table", "drift", "argument_errors", "argument_spec_data", "validate_args_context"}
 
 
 class CallbackModule(DefaultCallback):
@@ -78,6 +83,11 @@ class CallbackModule(DefaultCallback):
     def v2_playbook_on_stats(self, stats) -> None:
         self._stopped.set()
         super().v2_playbook_on_stats(stats)
+
+    def _dump_results(self, result, *args, **kwargs) -> str:
+        if result.get("msg") and not self._display.verbosity:
+            result = {name: value for name, value in result.items() if name not in BEHIND_A_MESSAGE}
+        return super()._dump_results(result, *args, **kwargs)
 
     def _begin(self, name: str) -> None:
         self._task_name = name

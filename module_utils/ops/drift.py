@@ -301,7 +301,10 @@ def _fields_row(
     aside = [f"not reported: {', '.join(unknown)}"] if unknown else []
     aside += [f"not compared: {', '.join(secret)}"] if secret else []
     seen = "; ".join([*wrong, *aside] if wrong else [f"{len(compared)} as wanted", *aside])
-    cause = "the server runs with other settings: an old process, an -e of an earlier run, or the engine overrode them"
+    cause = (
+        "the server runs with other settings: an old process or an earlier run's -e (site.yml brings back what the "
+        "inventory says), or the engine overrode them"
+    )
     cause = cause if wrong else ""
     if not wrong and not compared:
         cause = "the server reports none of these fields: another version, or another server"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The callback `progress` on a real playbook: a sign of life in a long task, progress instead of failures in a loop."""
+"""The callback `progress` on a real playbook: signs of life, progress instead of failures in a loop, short failures."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ PLAYBOOK = """
       until: tried.rc == 0
       retries: 2
       delay: 0
+    - name: Judge
+      ansible.builtin.fail: {msg: "The message of {{ item.name }}"}
+      loop: [{name: one, report: a long report}]
+      loop_control: {label: "{{ item.name }}"}
+      ignore_errors: true
 """
 MODULE = """
 from pathlib import Path
@@ -91,6 +96,12 @@ def test_another_loop_is_shown_as_ever(output):
     assert "FAILED - RETRYING: [localhost]: Fail at first (2 retries left)." in output
 
 
+def test_a_failure_ends_with_its_message(output):
+    failure = output[output.index("TASK [Judge]") :].partition("failed: [localhost] (item=one) => ")[2]
+    assert failure.split("\n\n")[0].split("\n")[1:3] == ["    changed: false", "    msg: The message of one"]
+    assert "a long report" not in output
+
+
 def test_the_rest_is_the_default_output(output):
-    assert re.findall(r"^TASK \[(.*)\]", output, re.M) == ["Sleep", "Count", "Fail at first"]
-    assert re.search(r"^localhost +: ok=3 +changed=2 ", output, re.M)
+    assert re.findall(r"^TASK \[(.*)\]", output, re.M) == ["Sleep", "Count", "Fail at first", "Judge"]
+    assert re.search(r"^localhost +: ok=4 +changed=2 ", output, re.M)
