@@ -114,6 +114,10 @@ VALUES = {
         {"alertmanager_host": "0.0.0.0"},
         "alertmanager_host is '0.0.0.0'; wanted: a loopback address",
     ),
+    "grafana": (
+        {"grafana_enabled": True, "grafana_admin_password": "a 1234567890 with spaces"},
+        "grafana_admin_password has 24 characters; wanted: at least 16, from the vault, without a space",
+    ),
     "alertmanager": (
         {"alertmanager_enabled": True, "alertmanager_port": 9090, "alertmanager_webhooks": [{"url": "http://a"}]},
         "port 9090 is wanted by prometheus_port and alertmanager_port",
