@@ -39,8 +39,9 @@ options:
 """
 
 # Hundreds of lines each; all that matters in them is in the message.
-BEHIND_A_MESSAGE = {"item", "ansible_loop_var", "report", "plan", "metrics", "verdict", "refusals", "warnings_of_plan"}
+BEHIND_A_MESSAGE = {"ansible_loop_var", "report", "plan", "metrics", "verdict", "refusals", "warnings_of_plan"}
 BEHIND_A_MESSAGE |= {"table", "drift", "argument_errors", "argument_spec_data", "validate_args_context"}
+BEHIND_A_MESSAGE |= {"assertion", "evaluated_to"}
 
 
 class CallbackModule(DefaultCallback):
@@ -86,7 +87,8 @@ class CallbackModule(DefaultCallback):
 
     def _dump_results(self, result, *args, **kwargs) -> str:
         if result.get("msg") and not self._display.verbosity:
-            result = {name: value for name, value in result.items() if name not in BEHIND_A_MESSAGE}
+            hidden = BEHIND_A_MESSAGE | {result.get("ansible_loop_var")}
+            result = {name: value for name, value in result.items() if name not in hidden}
         return super()._dump_results(result, *args, **kwargs)
 
     def _begin(self, name: str) -> None:

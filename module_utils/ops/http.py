@@ -91,7 +91,7 @@ def read_token(token: str | None = None, token_file: str | None = None) -> str |
                 token = handle.read().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ValueError(f"cannot read the API key from {token_file}: {reason}") from None
+            raise ValueError(f"cannot read the API key from {token_file}: {reason} (site.yml writes it)") from None
         if not token:
             raise ValueError(f"the API key file {token_file} is empty")
     if token and any(ord(char) < 33 or ord(char) > 126 for char in token):

@@ -157,6 +157,8 @@ def test_check_mode_then_converge_change_nothing(host: SiteHost) -> None:
 def test_smoke_is_green_and_changes_nothing(host: SiteHost) -> None:
     run = host.play("smoke.yml")
     assert run.changed == 0
+    last = run.output.rpartition("TASK [")[2]
+    assert "unified runs as configured" in last and "checks passed" in last and "reports/smoke.json" in last
     report = host.shell("cat /var/lib/sglang/reports/smoke.json")
     assert '"prompt.capital_of_france"' in report
 
@@ -169,7 +171,9 @@ def test_the_canary_asks_by_itself(host: SiteHost) -> None:
 
 
 def test_doctor_finds_nothing(host: SiteHost) -> None:
-    assert host.play("playbooks/doctor.yml").changed == 0
+    run = host.play("playbooks/doctor.yml")
+    assert run.changed == 0
+    assert "drift unified" in " ".join(run.output.rpartition("TASK [")[2].split())
 
 
 def test_only_known_ports_are_public(host: SiteHost) -> None:
@@ -371,7 +375,9 @@ def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:
 
 
 def test_uninstall_leaves_the_host_as_it_was(host: SiteHost, fresh: dict) -> None:
-    host.play("playbooks/uninstall.yml")
+    run = host.play("playbooks/uninstall.yml")
+    last = run.output.rpartition("TASK [")[2]
+    assert "sglang-unified.service" in last and "-e uninstall_models=true removes them too" in last
     left = difference(fresh, host.snapshot())
     assert set(left) <= {"files"}
     assert all(name.startswith(("+/var/lib/sglang", "+/var/lib/sglang/models")) for name in left.get("files", [])), left

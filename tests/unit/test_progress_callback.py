@@ -34,9 +34,9 @@ PLAYBOOK = """
       retries: 2
       delay: 0
     - name: Judge
-      ansible.builtin.fail: {msg: "The message of {{ item.name }}"}
+      ansible.builtin.fail: {msg: "The message of {{ judged.name }}"}
       loop: [{name: one, report: a long report}]
-      loop_control: {label: "{{ item.name }}"}
+      loop_control: {loop_var: judged, label: "{{ judged.name }}"}
       ignore_errors: true
 """
 MODULE = """
