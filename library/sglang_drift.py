@@ -182,6 +182,7 @@ def main() -> None:
                 "release": {"type": "path"},
                 "version": {"type": "str"},
                 "min_total_tokens": {"type": "int", "no_log": False},
+                "kernels": {"type": "list", "elements": "str", "default": []},
                 "drop_ins": {"type": "list", "elements": "path", "default": []},
                 "gpus": {"type": "bool", "default": False},
                 "neighbours": {"type": "list", "elements": "str", "default": []},
