@@ -203,6 +203,14 @@ def test_router_understands_the_launch_line(rendered, router, path, tmp_path):
     assert parsed["api_key"] is None
 
 
+def test_router_reads_its_arguments_before_it_is_touched(engine_python):
+    start = [engine_python, ROOT / "roles/sglang_router/files/start_router.py", "--only-read", "--port", "30001"]
+    assert (run(*start).stdout, run(*start).returncode) == ("", 0)
+    refused = run(*start, "--polcy", "x")
+    assert refused.returncode == 1
+    assert refused.stdout.startswith("unrecognized arguments: --polcy x. The router was not touched. Next: correct")
+
+
 @each(PROMETHEUS)
 def test_prometheus_takes_its_configuration(path):
     done = run(program("promtool", "prometheus"), "check", "config", path)

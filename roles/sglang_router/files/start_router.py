@@ -12,6 +12,8 @@ With --only-read it ends when the router's own parser has read the arguments: wi
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -21,16 +23,23 @@ from sglang_router.launch_router import launch_router, parse_router_args
 ONLY_READ = "--only-read"
 
 
+def refusal(words: list[str]) -> str | None:
+    """Return what the router's parser has against some arguments, without its pages of usage."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parse_router_args(words)
+    except SystemExit:
+        reason = said.getvalue().strip().rpartition("error: ")[2]
+        return f"{reason}. The router was not touched. Next: correct sglang_router_arguments_custom."
+    return None
+
+
 def main() -> None:
     words = [word for word in sys.argv[1:] if word != ONLY_READ]
-    try:
-        arguments = parse_router_args(words)
-    except SystemExit as refused:
-        if refused.code:
-            sys.stderr.write("The router was not touched. Next: correct sglang_router_arguments_custom.\n")
-        raise
     if ONLY_READ in sys.argv:
-        return
+        sys.exit(refusal(words))
+    arguments = parse_router_args(words)
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     if directory:
         arguments.api_key = Path(directory, "api-key").read_text().strip()
