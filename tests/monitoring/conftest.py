@@ -30,6 +30,7 @@ def unpacked(name: str) -> Path:
     """Return the directory with the files of a package of Debian."""
     directory = TOOLS / name
     if not (directory / "usr/bin").exists():
+        directory.mkdir(parents=True, exist_ok=True)
         subprocess.run(["dpkg", "--extract", debian_package(name, TOOLS / "debs"), directory], check=True)
     return directory
 
