@@ -18,6 +18,8 @@ LOADS_PATH = "/v1/loads"
 METRICS_PATH = "/metrics"
 # Counters that any answered question moves.
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "num_requests_total")
+# Steps in which drafts of speculative decoding were verified; a request's are added at its end.
+VERIFY_STEPS = "spec_verify_calls_total"
 # A scrape through OpenMetrics turns the colon into an underscore.
 _SAMPLE = re.compile(r"^sglang[:_](\w+)(?:\{.*\})? (\S+)$")
 
@@ -55,8 +57,9 @@ def read_load(client: Client, timeout: float = 10.0) -> Load:
 
 
 def read_counters(client: Client, timeout: float = 10.0) -> dict[str, float]:
-    """The COUNTERS of /metrics, summed over their labels; one that does not exist yet is 0. Raises HttpError."""
-    return parse_counters(client.get(METRICS_PATH, timeout).body.decode("utf-8", errors="replace"))
+    """COUNTERS and VERIFY_STEPS, summed over their labels; one that does not exist yet is 0. Raises HttpError."""
+    text = client.get(METRICS_PATH, timeout).body.decode("utf-8", errors="replace")
+    return parse_counters(text, (*COUNTERS, VERIFY_STEPS))
 
 
 def parse_counters(text: str, names: t.Sequence[str] = COUNTERS) -> dict[str, float]:

@@ -17,7 +17,7 @@ import typing as t
 from dataclasses import dataclass, field, replace
 
 from .answers import check_expectation, judge
-from .engine_load import COUNTERS, LOADS_PATH, METRICS_PATH, read_counters, read_load, watch
+from .engine_load import COUNTERS, LOADS_PATH, METRICS_PATH, VERIFY_STEPS, read_counters, read_load, watch
 from .http import Client, HttpError, curl_command, fields_command
 from .needle import MAX_NEEDLES, Needle, haystack, needles
 from .openai import CHAT_PATH, ChatAnswer, chat
@@ -685,12 +685,67 @@ class CountersCheck:
     def _watch(self, scene: Scene, before: t.Mapping[str, float], least: t.Mapping[str, int]) -> dict[str, float]:
         end = time.monotonic() + self.window_s
         while True:
-            now = read_counters(scene.engine)
-            # A counter that is smaller than before began again at zero: the engine was restarted.
-            moved = {name: now[name] - before[name] if now[name] >= before[name] else now[name] for name in COUNTERS}
+            moved = moved_since(before, read_counters(scene.engine))
             if all(moved[name] >= least[name] for name in COUNTERS) or time.monotonic() + 0.25 > end:
                 return moved
             time.sleep(0.25)
+
+
+@dataclass(frozen=True)
+class SpeculationCheck:
+    """Drafts must be worth their verification: a step gives one token and those drafts of it that were accepted.
+
+    A draft layer that computes nonsense leaves every answer right, and slower than without it.
+    """
+
+    min_tokens_per_step: float = 1.2
+    min_steps: int = 20
+    profile: str = "quick"
+    id: str = "speculation.accepted"
+
+    def problem(self) -> str | None:
+        if self.min_tokens_per_step <= 1:
+            return f"speculation: min_tokens_per_step is {self.min_tokens_per_step}, wanted more than 1"
+        return None if self.min_steps > 0 else f"speculation: min_steps is {self.min_steps}, wanted at least 1"
+
+    def run_after(self, scene: Scene) -> Row:
+        """Compare the counters with those before the first question; requests of others count as well."""
+        start = time.monotonic()
+        wanted = f"at least {self.min_tokens_per_step:g} tokens a step"
+        command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
+        if scene.counters is None:
+            return skipped_row(self.id, wanted, f"{METRICS_PATH} did not answer before the first question", command)
+        try:
+            moved = moved_since(scene.counters, read_counters(scene.engine))
+        except HttpError as error:
+            return skipped_row(self.id, wanted, str(error), command)
+        tokens, steps = moved["generation_tokens_total"], moved[VERIFY_STEPS]
+        counted = f"{tokens:.0f} tokens in {steps:.0f} steps"
+        if tokens < self.min_steps or 0 < steps < self.min_steps:
+            return skipped_row(self.id, wanted, f"{counted} are too few to tell", command)
+        mean = tokens / steps if steps else 0.0
+        cause = ""
+        if not steps:
+            cause = "no drafts were verified: speculation is off, though it was asked for"
+        elif mean < self.min_tokens_per_step:
+            cause = "the drafts are refused: the draft layer computes something else than the model, and costs its time"
+        return Row(
+            self.id,
+            not cause,
+            wanted,
+            f"{mean:.2f} tokens a step: {counted}" if steps else f"{counted} with drafts",
+            time.monotonic() - start,
+            cause=cause,
+            next_command=command if cause else "",
+            passed=int(not cause),
+            tried=1,
+            evidence={"moved": moved},
+        )
+
+
+def moved_since(before: t.Mapping[str, float], now: t.Mapping[str, float]) -> dict[str, float]:
+    """By how much counters moved. One that is smaller than before began again at zero: the engine was restarted."""
+    return {name: now[name] - before[name] if now[name] >= before[name] else now[name] for name in now}
 
 
 def _carries_text(event: str) -> bool:

@@ -32,6 +32,7 @@ from .service_checks import (
     OverLongCheck,
     RestingCheck,
     Scene,
+    SpeculationCheck,
     ToolCheck,
     reading,
 )
@@ -46,7 +47,7 @@ METRIC_PREFIX = "sglang_smoke"
 
 @dataclass(frozen=True)
 class Suite:
-    """All checks of a model. The last four are the server's own and need no data; None leaves one out."""
+    """All checks of a model. The last five are the server's own and need no data; None leaves one out."""
 
     prompts: tuple[PromptCheck, ...] = ()
     tools: tuple[ToolCheck, ...] = ()
@@ -56,6 +57,7 @@ class Suite:
     cancelled_client: CancelCheck | None = None
     resting_level: RestingCheck | None = None
     counters: CountersCheck | None = None
+    speculation: SpeculationCheck | None = None
 
     def of(self, profile: str) -> Suite:
         """The checks of one profile; a larger one holds the smaller."""
@@ -71,7 +73,8 @@ class Suite:
     @property
     def looks_at_engine(self) -> bool:
         """Whether any check needs more than the answers to its questions."""
-        return bool(self.needles or self.over_long or self.cancelled_client or self.resting_level or self.counters)
+        own = (self.over_long, self.cancelled_client, self.resting_level, self.counters, self.speculation)
+        return bool(self.needles or any(own))
 
 
 # From plain data
@@ -88,7 +91,10 @@ _SINGLES: dict[str, t.Any] = {
     "cancelled_client": CancelCheck,
     "resting_level": RestingCheck,
     "counters": CountersCheck,
+    "speculation": SpeculationCheck,
 }
+# Asked for by name only: not every server has it.
+_UNASKED = ("speculation",)
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -102,7 +108,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def suite_of(data: t.Mapping[str, t.Any]) -> Suite:
     """A suite from data such as `checks` of a file in models/. Raises SuiteError.
 
-    Lists that are not there are empty; the server's own checks are made unless they are set to false.
+    Lists that are not there are empty; the server's own checks are made unless they are set to false, that of
+    speculation only when it is there.
     """
     problems: list[str] = []
     unknown = sorted(set(data) - {field.name for field in dataclasses.fields(Suite)})
@@ -121,7 +128,7 @@ def suite_of(data: t.Mapping[str, t.Any]) -> Suite:
         made[kind] = tuple(made[kind])
     for kind, cls in _SINGLES.items():
         try:
-            given = data.get(kind, {})
+            given = data.get(kind, False if kind in _UNASKED else {})
             made[kind] = None if given is False else _built(cls, given or {}, kind, fixed=("id",))
         except SuiteError as error:
             problems.append(str(error))
@@ -234,6 +241,8 @@ def run(
     rows += asked
     if chosen.counters:
         rows.append(chosen.counters.run_after(scene, asked))
+    if chosen.speculation:
+        rows.append(chosen.speculation.run_after(scene))
     rows += fault_rows([row for row in asked if row.tries])
     head = {"base_url": client.base_url, "model": model, "profile": profile}
     return build_report(rows, started, time.monotonic() - start, **head)

@@ -90,6 +90,8 @@ FAULTS = {
     "not_ready": "the health endpoint says 503 for --start-seconds",
     "shallow_health": "health says 200, questions are answered 503",
     "metrics_frozen": "the counters on /metrics stand still",
+    "drafts_refused": "speculative decoding accepts none of its drafts",
+    "drafts_missing": "speculative decoding is off",
     "metrics_missing": "there is no /metrics",
     "json_as_prose": "JSON mode is ignored: the JSON stands in a block of Markdown",
     "tool_arguments_loop": "the arguments of a tool call repeat a word until max_tokens",
@@ -226,6 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
             "generation_tokens_total": fake.tokens,
             "num_requests_total": fake.questions,
         }
+        if fake.fault != "drafts_missing":
+            values["spec_verify_calls_total"] = fake.tokens if fake.fault == "drafts_refused" else fake.tokens * 5 // 9
         lines = []
         for name, value in values.items():
             shown = 0 if fake.fault == "metrics_frozen" else value

@@ -93,6 +93,7 @@ def data(timeout: float = 0.8) -> dict[str, t.Any]:
         "cancelled_client": {"window_s": 0.6, "settle_s": 0.6, "timeout": timeout},
         "resting_level": {"window_s": 2.0},
         "counters": {"window_s": 0.6},
+        "speculation": {},
     }
     for kind in ("prompts", "tools", "concurrent", "needles"):
         suite[kind] = [{**check, "timeout": timeout} for check in suite[kind]]
@@ -105,7 +106,7 @@ def suite(timeout: float = 0.8) -> Suite:
 
 PROMPTS = {f"prompt.{check['id']}" for check in data()["prompts"]}
 ASKED = PROMPTS | {"tool.weather", "concurrent.capitals", "needle.2k"}
-OWN = {"limits.over_long", "kv.cancelled_client", "kv.resting_level", "metrics.counters"}
+OWN = {"limits.over_long", "kv.cancelled_client", "kv.resting_level", "metrics.counters", "speculation.accepted"}
 STREAMED = ASKED - {"prompt.steady", "needle.2k"}
 ONCE_MORE = STREAMED - {"prompt.first_token", "concurrent.capitals"}
 TEXT = ASKED - {"prompt.tool"}
@@ -152,6 +153,8 @@ CAUGHT: dict[str, set[str]] = {
     "tool_result_unseen": {"tool.weather", "answer.expected"},
     "metrics_frozen": {"metrics.counters"},
     "metrics_missing": {"metrics.counters"},
+    "drafts_refused": {"speculation.accepted"},
+    "drafts_missing": {"speculation.accepted"},
     "json_as_prose": {"prompt.json", "answer.expected"},
     "thinking_always": {"prompt.not_thinking", "answer.reasoning"},
     "thinking_never": {"prompt.thinking", "answer.reasoning"},
@@ -183,6 +186,7 @@ COLUMNS: dict[str, str] = {
     "limits": "limits.",
     "kv": "kv.",
     "metrics": "metrics.",
+    "speculation": "speculation.",
     "kind of fault": "answer.",
 }
 

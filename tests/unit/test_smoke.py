@@ -174,6 +174,18 @@ def test_sizes_that_the_server_can_not_hold_are_not_judged() -> None:
     assert 'check="needle.32k"' not in exposition("sglang_smoke", report, 0)
 
 
+def test_drafts_are_looked_at_where_they_are_asked_for() -> None:
+    assert suite_of({}).speculation is None
+    few = suite_of({"prompts": data()["prompts"][:1], "speculation": {"min_steps": 1000}})
+    with FakeServer() as fake:
+        report = full(fake, few)
+    assert report["skipped"] == ["speculation.accepted"]
+    assert "too few to tell" in row_of(report, "speculation.accepted")["cause"]
+    with FakeServer("drafts_refused") as fake:
+        report = full(fake)
+    assert row_of(report, "speculation.accepted")["seen"].startswith("1.00 tokens a step")
+
+
 def test_a_busy_server_is_not_judged_on_its_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = {"loads": [{"num_used_tokens": 500, "num_running_reqs": 2, "num_waiting_reqs": 1}]}
     real = Client.get_json
