@@ -50,6 +50,14 @@ def test_the_checks_come_before_everything_else():
     assert [role["name"] for role in SITE[:2]] == ["memory_plan", "preflight"]
 
 
+def test_arguments_that_are_not_read_again_were_read_before():
+    checked = {task["ansible.builtin.import_role"]["name"] for task in load(ROOT / "playbooks/tasks/validate.yml")}
+    assert {role["name"] for role in SITE if role.get("rolespec_validate") is False} <= checked
+    for role in ROLES:
+        if role.name in checked and role.name != "preflight":
+            assert role.specs["validate"]["options"] == role.specs["main"]["options"], role.name
+
+
 def test_there_are_public_roles():
     assert {"sglang_serve", "sglang_venv", "model_store", "prometheus"} <= {role.name for role in PUBLIC}
 
