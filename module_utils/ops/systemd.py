@@ -33,6 +33,8 @@ UNIT_PROPERTIES = (
     "Job",
 )
 
+# Without --all, journalctl answers null for a message above 4,096 bytes.
+_JOURNALCTL = ("journalctl", "--quiet", "--no-pager", "--all", "--output=json")
 _EMPTY_ENVIRONMENT_TRIES = 10
 _EMPTY_ENVIRONMENT_PAUSE_S = 0.02
 
@@ -161,41 +163,67 @@ class JournalLine:
 
 
 def parse_journal(text: str) -> list[JournalLine]:
-    """Parse `journalctl -o json`: one object a line; a message that is no UTF-8 text comes as a list of bytes."""
+    """Parse `journalctl -o json`: one object a line; a message that is no UTF-8 text comes as a list of bytes.
+
+    A field that an entry has more than once comes as a list of its values.
+    """
     lines = []
-    for raw in text.splitlines():
+    # Not splitlines(): it also divides at characters that stand in a message as they are, such as U+2028.
+    for raw in text.split("\n"):
         try:
             entry = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        message = entry.get("MESSAGE")
-        if isinstance(message, list):
-            message = bytes(message).decode("utf-8", errors="replace")
-        if not isinstance(message, str):
+        message = _message(entry.get("MESSAGE")) if isinstance(entry, dict) else None
+        if message is None:
             continue
+        run = entry.get("_SYSTEMD_INVOCATION_ID") or entry.get("INVOCATION_ID")
         lines.append(
             JournalLine(
                 message=message,
-                time_s=int(entry.get("__REALTIME_TIMESTAMP", 0)) / 1e6,
-                priority=int(entry.get("PRIORITY", 6)),
-                invocation_id=entry.get("_SYSTEMD_INVOCATION_ID") or entry.get("INVOCATION_ID") or "",
+                time_s=_number(entry.get("__REALTIME_TIMESTAMP"), 0) / 1e6,
+                priority=_number(entry.get("PRIORITY"), 6),
+                invocation_id=str(_first(run) or ""),
             )
         )
     return lines
+
+
+def _first(value: t.Any) -> t.Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _message(value: t.Any) -> str | None:
+    """The text of a MESSAGE field: a text, the bytes of one, or several of these."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    if value and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+        return bytes(value).decode("utf-8", errors="replace")
+    texts = [text for text in map(_message, value) if text is not None]
+    return "\n".join(texts) if texts else None
+
+
+def _number(value: t.Any, default: int) -> int:
+    try:
+        return int(_first(value))
+    except (TypeError, ValueError):
+        return default
 
 
 def journal_of_run(invocation_id: str, runner: Runner = run_command, last: int = 4000) -> list[JournalLine]:
     """The lines of one run of a unit: its processes' own and systemd's about it."""
     if not invocation_id:
         return []
-    argv = ["journalctl", "--quiet", "--no-pager", "--output=json", f"--lines={last}"]
+    argv = [*_JOURNALCTL, f"--lines={last}"]
     argv += [f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"INVOCATION_ID={invocation_id}"]
     return parse_journal(checked(runner, argv))
 
 
 def journal_of_unit(name: str, runner: Runner = run_command, last: int = 400) -> list[JournalLine]:
     """The newest lines of a unit, over all its runs."""
-    argv = ["journalctl", "--quiet", "--no-pager", "--output=json", f"--lines={last}", f"--unit={name}"]
+    argv = [*_JOURNALCTL, f"--lines={last}", f"--unit={name}"]
     return parse_journal(checked(runner, argv))
 
 

@@ -119,7 +119,7 @@ def test_a_host_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
         run_command(["systemctl", "show"])
 
 
-def entry(message: t.Any, **fields: str) -> str:
+def entry(message: t.Any, **fields: t.Any) -> str:
     return json.dumps({"MESSAGE": message, "__REALTIME_TIMESTAMP": "1795997372000000", "PRIORITY": "6", **fields})
 
 
@@ -139,6 +139,44 @@ def test_journal_lines() -> None:
     assert [line.invocation_id for line in found] == ["1", "1", ""]
     assert [line.priority for line in found] == [6, 5, 6]
     assert found[0].time_s == 1795997372.0
+
+
+@pytest.mark.parametrize(
+    ("raw", "found"),
+    [
+        (entry(["a", "b"]), ["a\nb"]),
+        (entry([[226, 150, 136], "b"]), ["\u2588\nb"]),
+        (entry("x", PRIORITY=["3", "4"]), ["x"]),
+        (entry("x", PRIORITY="high"), ["x"]),
+        (entry("x", PRIORITY=None), ["x"]),
+        (entry("x", __REALTIME_TIMESTAMP=None), ["x"]),
+        (entry("x", _SYSTEMD_INVOCATION_ID=["1", "2"]), ["x"]),
+        ('{"MESSAGE": "a\u2028b"}', ["a\u2028b"]),
+        (entry([300]), []),
+        (entry([["a"]]), ["a"]),
+        (entry([]), []),
+        (entry({"a": 1}), []),
+        ("[1]", []),
+        ("5", []),
+        ("null", []),
+        ("[" * 100_000, []),
+    ],
+)
+def test_an_odd_journal_entry_never_ends_the_look(raw: str, found: list[str]) -> None:
+    after = parse_journal(f"{raw}\n{entry('after')}")
+    assert [line.message for line in after] == [*found, "after"]
+
+
+def test_an_odd_field_has_its_first_or_its_usual_value() -> None:
+    line, usual = parse_journal(f"{entry('x', PRIORITY=['3', '4'])}\n{entry('x', PRIORITY=None)}")
+    assert (line.priority, usual.priority) == (3, 6)
+
+
+@pytest.mark.parametrize("look", [journal_of_run, journal_of_unit])
+def test_long_messages_are_asked_for(look: t.Callable[..., t.Any]) -> None:
+    calls, runner = answering(entry("a" * 5000))
+    assert len(look("abc", runner)[0].message) == 5000
+    assert "--all" in calls[0]
 
 
 def test_journal_of_one_run_asks_for_the_processes_and_for_systemd_about_them() -> None:
