@@ -11,6 +11,8 @@ import re
 import typing as t
 from dataclasses import asdict, dataclass, replace
 
+from .redact import masked, printable, without_colours
+
 FATAL = "fatal"
 WARNING = "warning"
 BENIGN = "benign"
@@ -68,6 +70,7 @@ def _row(
 
 
 _JOURNAL = "journalctl -u {unit} -n 200 --no-pager"
+_KERNEL_SWITCHES = "DSV4_SM120_DECODE, DSV4_SM120_INDEXER or DSV4_SM120_MHC: 0"
 _GPU_OWNERS = "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv"
 
 # The first row that matches a line names it, so a row whose lines quote other errors stands before theirs.
@@ -293,10 +296,21 @@ CAUSES: tuple[Cause, ...] = (
         "DeepGEMM csrc/apis/attention.hpp",
     ),
     _row(
+        "kernel_too_large",
+        FATAL,
+        r"out of resource: shared memory|\bOutOfResources: ",
+        "a Triton kernel needs more shared memory than this GPU has",
+        f"{_KERNEL_SWITCHES} in sglang_serve_environment_custom, where the traceback names dsv4_sm120",
+        _JOURNAL,
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: "
+        "101376. Reducing block sizes or `num_stages` may help.",
+        "triton/runtime/errors.py",
+    ),
+    _row(
         "no_kernel_image",
         FATAL,
         r"no kernel image is available for execution on the device|sm_12\w+' is not defined|"
-        r"ptxas .*not defined for option 'gpu-name'",
+        r"ptxas .*not defined for option 'gpu-name'|nvrtc: error: invalid value for --gpu-architecture",
         "the installed CUDA packages hold no code for this GPU",
         "sglang_venv_lock",
         "nvidia-smi",
@@ -359,7 +373,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "nccl_error",
         FATAL,
-        r"NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|DistBackendError",
+        r"NCCL error|nccl(UnhandledCuda|System|Internal|Remote)Error\b|ncclInvalid(Usage|Argument)\b|DistBackendError",
         "NCCL could not set up or lost the link between the GPUs",
         "the P2P settings of the GPUs (IOMMU, ACS)",
         "dmesg -T | grep -iE 'xid|nvrm|iommu' | tail",
@@ -370,12 +384,23 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "gpu_lost",
         FATAL,
-        r"\bXid \(PCI|fallen off the bus|Unable to determine the device handle for GPU",
+        r"NVRM: Xid \(PCI|GPU has fallen off the bus|Unable to determine the device handle for GPU",
         "a GPU reported an error or left the bus",
         "the host's hardware; drain and reboot",
         "dmesg -T | grep -iE 'xid|nvrm' | tail",
         "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
         "NVIDIA kernel module",
+    ),
+    _row(
+        "device_assert",
+        FATAL,
+        r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion |device-side assert triggered",
+        "a kernel was given a value out of its range, such as an index",
+        "none known; keep the journal and the request",
+        _JOURNAL,
+        "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [32,0,0] Assertion "
+        '`-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.',
+        "torch/cuda",
     ),
     _row(
         "cuda_error",
@@ -387,11 +412,34 @@ CAUSES: tuple[Cause, ...] = (
         "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
         "torch/cuda",
     ),
+    # A process that ends without a Python traceback.
+    _row(
+        "native_crash",
+        FATAL,
+        r"^(Fatal Python error: |(free|malloc|realloc|munmap_chunk)\(\): |(double free or corruption|corrupted (size|"
+        r"double-linked list))|terminate called |Bus error\b|Killed$|Aborted( \(core dumped\))?$)|"
+        r"^[^'\"]{0,80}[Ss]egmentation [Ff]ault|Segfault encountered|^terminated by signal SIG",
+        "native code crashed, or a signal ended a process of the engine",
+        "none known; keep the journal",
+        "coredumpctl list --no-pager; journalctl -u {unit} -n 200 --no-pager",
+        "Fatal Python error: Segmentation fault",
+        "CPython faulthandler, glibc malloc, libstdc++",
+    ),
+    _row(
+        "rust_panic",
+        FATAL,
+        r"^thread '[^']*' (\(\d+\) )?panicked at ",
+        "a Rust part of the engine or the router gave up",
+        "sglang_venv_lock, or none known; keep the journal",
+        _JOURNAL,
+        "thread 'main' panicked at src/main.rs:10:5:",
+        "Rust std::panicking",
+    ),
     # Consequences: printed after the cause.
     _row(
         "scheduler_died_at_start",
         FATAL,
-        r"Rank \d+ scheduler died during initialization",
+        r"^(RuntimeError: )?Rank \d+ scheduler died during initialization",
         "a scheduler process died while starting",
         "see the line before it",
         _JOURNAL,
@@ -403,7 +451,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "scheduler_exception",
         FATAL,
-        r"Scheduler hit an exception: ",
+        r"^Scheduler hit an exception: Traceback",
         "a scheduler process stopped on an exception",
         "see the traceback after it",
         _JOURNAL,
@@ -414,7 +462,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "subprocess_crashed",
         FATAL,
-        r"Subprocess .+ crashed with exit code|crashed with exit code -?\d+\. Triggering SIGQUIT",
+        r"^Subprocess \S+ \(pid=\d+\) crashed with exit code",
         "a process of the engine crashed and took the others with it",
         "see the lines before it",
         _JOURNAL,
@@ -426,7 +474,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "child_failed",
         FATAL,
-        r"Received sigquit from a child process|SIGQUIT received\. signum=",
+        r"^(Received sigquit from a child process|SIGQUIT received\. signum=)",
         "a process of the engine failed; the main process stops all of them",
         "see the lines before it",
         _JOURNAL,
@@ -437,7 +485,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "warmup_failed",
         FATAL,
-        r"Initialization failed\. warmup error: ",
+        r"^Initialization failed\. warmup error: ",
         "the server came up but did not answer its own warm-up request",
         "see the traceback after it",
         _JOURNAL,
@@ -458,7 +506,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "main_process_exited",
         FATAL,
-        r"Main process exited, code=(exited|killed|dumped), status=(?!0/)",
+        r"^\S+\.service: Main process exited, code=(exited|killed|dumped), status=(?!0/)",
         "the unit's main process ended by itself",
         "see the lines before it",
         _JOURNAL,
@@ -469,7 +517,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "start_timeout",
         FATAL,
-        r"start(-post)? operation timed out",
+        r"^\S+\.service: start(-post)? operation timed out",
         "the unit did not answer within TimeoutStartSec",
         "sglang_serve_start_timeout_seconds",
         _JOURNAL,
@@ -480,7 +528,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "start_limit",
         FATAL,
-        r"Start request repeated too quickly",
+        r"^\S+\.service: Start request repeated too quickly",
         "the unit failed too often in a row and systemd gave up",
         "see the first failure",
         "systemctl reset-failed {unit}",
@@ -557,40 +605,75 @@ CAUSES: tuple[Cause, ...] = (
     ),
 )
 
-# What an error looks like when no row knows it: the last line of a traceback, a level word of a Python or C++ logger.
+# What an error looks like when no row knows it: the last line of a traceback, or a C++ logger's level.
 _ERROR_SHAPE = re.compile(
-    r"^(?:\w+\.)*\w*(?:Error|Exception)(?::|$)|\b(?:ERROR|CRITICAL|FATAL)\b|^\[rank\d+\]:\[E|Segmentation fault|"
-    r"terminate called after|core dumped"
+    r"^[\w.]*(?:Error|Exception|TimeoutExpired|BrokenProcessPool|SystemExit)\s?(?::|$)|"
+    r"^(?:\w+\.){0,8}(?:exc|errors?)\.(?:\w+\.){0,4}[A-Z]\w*(?::|$)|"
+    r"^(?:error|fatal)(?:\[\w+\])?: |^nvrtc: error|^(?:\[rank\d+\]:)?\[?[EF]\d{4} \d\d:\d\d:|core dumped|"
+    r"^\{.{0,200}\"level\":\s?\"(?:error|critical|fatal)\""
 )
+_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
+# What stands before the level of a logger's line: a time, a name, a bracket.
+_BEFORE_LEVEL = re.compile(r"(?!\d+ )[\d\s:T.,Z/+|()\[\]-]*(?:[\w.-]+ [-|:] )?\[?")
+_LEVEL_WITHIN = 120
 _ERROR_PRIORITY = 3
+_WARNING_PRIORITY = 4
+_FALLBACK = re.compile(r"\bfall(?:ing|s)? ?back\b", re.IGNORECASE)
 
-# Prints the whole configuration, which may hold an API key; never quoted.
-_NEVER_QUOTED = re.compile(r"server_args=|api[_-]key")
-_TIME_PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z]+\d+)*\] ")
+# Prints the whole configuration, which holds the API key, at every start.
+_CONFIGURATION = re.compile(r"server_args=")
+# What a client sent stands in these lines: requests as SGLang logs them, and uvicorn's access log.
+_OF_A_CLIENT = re.compile(
+    r"(?:Receive(?: OpenAI)?|Finish): |\{\"timestamp\": \"[^\"]*\", \"event\": \"request\.|INFO:\s+(?:\S+ - )?\"[A-Z]+ "
+)
+# The engine's time and ranks, a rank of torch, a process of a pool, the frame of an exception group.
+_PREFIX = re.compile(
+    r"(?:\s|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?: [A-Z_]+\d+)*\] |\[rank\d+\]: |\(\w+ pid=\d+\) |\| )+"
+)
 _MAX_LINE = 400
+# A longer message is looked at from both ends.
+_MAX_MESSAGE = 20_000
 
 
 def strip_prefix(message: str) -> str:
-    """The message without the engine's own time and rank prefix."""
-    return _TIME_PREFIX.sub("", message.strip())
+    """The message without colours and without the engine's own time and rank prefix."""
+    text = without_colours(message).strip()
+    prefix = _PREFIX.match(text)
+    return text[prefix.end() :] if prefix else text
 
 
 def quotable(message: str) -> str:
-    """The line as it may be shown: bounded, and nothing that prints the configuration."""
-    if _NEVER_QUOTED.search(message):
+    """The line as it may be shown: bounded, printable, without secrets."""
+    if _CONFIGURATION.match(strip_prefix(message)):
         return "(a line that may hold secrets is not shown)"
-    return message.strip()[:_MAX_LINE]
+    return printable(masked(without_colours(message).strip()), _MAX_LINE)
+
+
+def level_of(text: str) -> str:
+    """The level that a logger put before its message; empty when there is none."""
+    found = _LEVEL.search(text, 0, _LEVEL_WITHIN)
+    return found[0] if found and _BEFORE_LEVEL.fullmatch(text, 0, found.start()) else ""
 
 
 def classify_line(message: str, priority: int = 6, unit: str = "{unit}") -> Finding | None:
-    """What one journal line means; None for an ordinary line. priority is syslog's."""
-    if _NEVER_QUOTED.search(message):
+    """What one journal line means; None for an ordinary line. priority is syslog's.
+
+    A fatal text in a line that is only a warning, or that says what is used instead, is a warning: the engine went on.
+    """
+    text = strip_prefix(message)
+    if _CONFIGURATION.match(text) or _OF_A_CLIENT.match(text):
         return None
+    level, error = level_of(text), bool(_ERROR_SHAPE.search(text))
+    survived = level[:1] in ("D", "I", "W") or (not error and bool(_FALLBACK.search(text)))
     for row in CAUSES:
-        if row.pattern.search(message):
+        if row.pattern.search(text):
             command = row.next_command.replace("{unit}", unit)
-            return Finding(row.id, row.severity, row.cause, row.variable, command, quotable(message), row.consequence)
-    if priority <= _ERROR_PRIORITY or _ERROR_SHAPE.search(strip_prefix(message)):
+            # systemd says at the level of a warning that a unit failed.
+            mild = survived or (priority == _WARNING_PRIORITY and "systemd" not in row.source)
+            severity = WARNING if mild and row.severity == FATAL else row.severity
+            consequence = row.consequence and severity == FATAL
+            return Finding(row.id, severity, row.cause, row.variable, command, quotable(message), consequence)
+    if priority <= _ERROR_PRIORITY or error or level[:1] in ("E", "C", "F"):
         command = f"journalctl -u {unit} -n 200 --no-pager"
         return Finding(
             UNKNOWN, UNKNOWN, "an error that is not in the table of known causes", "unknown", command, quotable(message)
@@ -598,15 +681,24 @@ def classify_line(message: str, priority: int = 6, unit: str = "{unit}") -> Find
     return None
 
 
+def lines_of(message: str) -> list[str]:
+    """The lines of a message. Of a client's text there is one only; the middle of a very long message is left out."""
+    if _OF_A_CLIENT.match(strip_prefix(message[:_LEVEL_WITHIN])):
+        return [message[:_MAX_MESSAGE]]
+    half = _MAX_MESSAGE // 2
+    bounded = message if len(message) <= _MAX_MESSAGE else f"{message[:half]}\n{message[-half:]}"
+    return [line for line in bounded.split("\n") if line.strip()]
+
+
 def classify(lines: t.Iterable[tuple[str, int]], unit: str = "{unit}") -> list[Finding]:
     """All findings of a journal in order of first appearance, equal ones counted. lines are (message, priority)."""
-    found: dict[tuple[str, str], Finding] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for message, priority in lines:
-        finding = classify_line(message, priority, unit)
+    found: dict[tuple[str, ...], Finding] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    for line, priority in ((line, priority) for message, priority in lines for line in lines_of(message)):
+        finding = classify_line(line, priority, unit)
         if finding is None:
             continue
-        key = (finding.id, finding.line if finding.severity == UNKNOWN else "")
+        key = (finding.id, finding.severity, finding.line if finding.severity == UNKNOWN else "")
         found.setdefault(key, finding)
         counts[key] = counts.get(key, 0) + 1
     return [replace(finding, count=counts[key]) for key, finding in found.items()]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ops.journal_causes import (
     Cause,
     classify,
     classify_line,
+    quotable,
     root_cause,
 )
 
@@ -93,8 +95,21 @@ def test_a_healthy_start_holds_nothing_but_benign_lines() -> None:
         ("AssertionError", 6),
         ("[rank2]:[E1130 09:31:22.1 Something.cpp:1] it broke", 6),
         ("2026-11-30 09:00:00 ERROR something nobody knows", 6),
-        ("Segmentation fault (core dumped)", 6),
         ("it broke, says the kernel", 3),
+        ("[2026-11-30 09:10:30.123 DP0 TP0 EP0] RuntimeError: with milliseconds", 6),
+        ("[rank0]: RuntimeError: of a rank", 6),
+        ("(EngineCore pid=33) ValueError: of a process", 6),
+        ("| ValueError: in an exception group", 6),
+        ("RuntimeError : with a space", 6),
+        ("SystemExit: 3", 6),
+        ("concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly", 6),
+        ("subprocess.TimeoutExpired: Command 'nvidia-smi' timed out after 5 seconds", 6),
+        ("zmq.error.Again: Resource temporarily unavailable", 6),
+        ("[2026-11-30 09:10:30 TP0] torch._dynamo.exc.Unsupported: call_function", 6),
+        ("E1130 09:10:30.123456 4711 engine.cpp:3] Check failed: ok", 6),
+        ("2026-11-30T09:00:00.123Z ERROR smg::router: no worker", 6),
+        ("error: could not load model", 6),
+        ('{"time":"2026-11-30T09:00:00Z","level":"error","msg":"boom"}', 6),
     ],
 )
 def test_unknown_errors_are_shown(line: str, priority: int) -> None:
@@ -112,6 +127,17 @@ def test_unknown_errors_are_shown(line: str, priority: int) -> None:
         "[2026-11-30 09:00:00] disable_error_correction=True",
         "Traceback (most recent call last):",
         '  File "/opt/sglang/current/venv/lib/python3.11/site-packages/x.py", line 3, in error_path',
+        "INFO: 0 ERROR responses so far",
+        "0 ERROR responses",
+        "RuntimeWarning: a division",
+        "[2026-11-30 09:00:00] Receive: obj=GenerateReqInput(text='CUDA out of memory? Permission denied?')",
+        "[2026-11-30 09:00:00] Receive OpenAI: obj={'messages': 'Scheduler hit an exception: Traceback'}",
+        "[2026-11-30 09:00:00] Finish: obj=GenerateReqInput(rid='1'), out={'text': 'NVRM: Xid (PCI:0000:41:00): 79'}",
+        '[2026-11-30 09:00:00] {"timestamp": "2026-11-30T09:00:00", "event": "request.finished", "obj": "NCCL error"}',
+        '[2026-11-30 09:00:00] INFO:     127.0.0.1:1234 - "GET /Errno%2013 ERROR Permission denied HTTP/1.1" 404',
+        '[2026-11-30 09:00:00] INFO: "GET /ERROR HTTP/1.1" 404 Not Found',
+        "[2026-11-30 09:00:00] a prompt says: Scheduler hit an exception: Traceback",
+        "[2026-11-30 09:00:00] a prompt says: Main process exited, code=killed, status=9/KILL",
     ],
 )
 def test_ordinary_lines_say_nothing(line: str) -> None:
@@ -121,7 +147,87 @@ def test_ordinary_lines_say_nothing(line: str) -> None:
 def test_the_configuration_line_is_never_read_or_quoted() -> None:
     line = "[2026-11-30 00:08:32] server_args={'api_key': 'sk-secret', 'x': 'OutOfMemoryError'}"
     assert classify_line(line) is None
-    assert classify_line("ValueError: bad --api-key sk-secret") is None
+    assert quotable(line) == "(a line that may hold secrets is not shown)"
+
+
+@pytest.mark.parametrize(
+    ("line", "id", "shown"),
+    [
+        ("ERROR SGLANG_API_KEY=sk-s3cr3t", UNKNOWN, "ERROR SGLANG_API_KEY (hidden: it may hold a secret)"),
+        ("ValueError: bad --api-key sk-s3cr3t", UNKNOWN, "ValueError: bad --api-key (hidden: it may hold a secret)"),
+        ("x: error: argument --api-key: s3cr3t", "unknown_argument", "x: error: argument --api-key (hidden: it may"),
+        (
+            "CUDA out of memory in server_args=S('s3cr3t')",
+            "gpu_out_of_memory",
+            "CUDA out of memory in server_args (hid",
+        ),
+        ("AttributeError: 'A' has no 'api_key'", UNKNOWN, "AttributeError: 'A' has no 'api_key'"),
+        ("KeyError: \x1b[31mred\x1b[0m \x07 a\tb", UNKNOWN, "KeyError: red \\x07 a\\tb"),
+        ("ValueError: \u202egnp.exe", UNKNOWN, "ValueError: \\u202egnp.exe"),
+    ],
+)
+def test_a_line_with_a_secret_is_judged_and_the_secret_is_hidden(line: str, id: str, shown: str) -> None:
+    finding = classify_line(line)
+    assert finding is not None
+    assert finding.id == id
+    assert finding.line.startswith(shown)
+    assert "s3cr3t" not in finding.line
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("double free or corruption (!prev)", "native_crash"),
+        ("free(): invalid pointer", "native_crash"),
+        ("malloc(): corrupted top size", "native_crash"),
+        ("terminate called after throwing an instance of 'std::runtime_error'", "native_crash"),
+        ("Segmentation fault (core dumped)", "native_crash"),
+        ("!!!!!!! Segfault encountered !!!!!!!", "native_crash"),
+        ("Bus error (core dumped)", "native_crash"),
+        ("Killed", "native_crash"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "device_assert"),
+        ("ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", "nccl_error"),
+        ("nvrtc: error: invalid value for --gpu-architecture (-arch)", "no_kernel_image"),
+        ("\x1b[31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory.", "gpu_out_of_memory"),
+        ("[rank1]: torch.OutOfMemoryError: CUDA out of memory.", "gpu_out_of_memory"),
+        ("sglang-unified.service: Main process exited, code=killed, status=9/KILL", "main_process_exited"),
+    ],
+)
+def test_other_shapes_of_a_known_cause(line: str, id: str) -> None:
+    finding = classify_line(line, priority=4 if ".service: " in line else 6)
+    assert finding is not None
+    assert (finding.id, finding.severity) == (id, FATAL)
+
+
+@pytest.mark.parametrize(
+    ("line", "priority"),
+    [
+        ("[2026-11-30 09:00:00 TP0] WARNING: cannot read /sys/kernel/debug/x: Permission denied", 6),
+        ("[2026-11-30 09:00:00 TP0] using the fallback, [Errno 13]", 6),
+        ("cannot read /x: Permission denied", 4),
+    ],
+)
+def test_a_fatal_text_that_was_survived_is_a_warning(line: str, priority: int) -> None:
+    finding = classify_line(line, priority)
+    assert finding is not None
+    assert (finding.id, finding.severity, finding.consequence) == ("permission_denied", WARNING, False)
+
+
+def test_the_lines_of_a_message_are_judged_one_by_one() -> None:
+    found = classify([("[2026-11-30 09:10:30] WARNING: x\nTraceback (most recent call last):\nRuntimeError: y", 6)])
+    assert [finding.line for finding in found] == ["RuntimeError: y"]
+    found = classify([("x" * 100_000 + "\nMemoryError", 6)])
+    assert [finding.id for finding in found] == ["host_out_of_memory"]
+    assert classify([("[2026-11-30 09:00:00] Receive: obj=a\nMemoryError", 6)]) == []
+
+
+@pytest.mark.parametrize(
+    "word", ["killed process ", "ptxas ", "PCIe-IPC workspace ", "a.", "error.", "1 - ", "| ", "\x1b]"]
+)
+def test_a_long_line_takes_no_time(word: str) -> None:
+    start = time.process_time()
+    classify([((word * 100_000)[:100_000], 6)])
+    assert time.process_time() - start < 1.0
 
 
 def test_equal_lines_are_counted_and_unknown_ones_kept_apart() -> None:
@@ -134,6 +240,12 @@ def test_equal_lines_are_counted_and_unknown_ones_kept_apart() -> None:
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.06 GiB."
 SCHEDULER = "[2026-11-30 09:10:30 TP0] Scheduler hit an exception: Traceback (most recent call last):"
 CHILD = "[2026-11-30 09:10:31] Received sigquit from a child process. It usually means the child failed."
+SURVIVED = (
+    "[2026-11-30 09:00:00 TP0] WARNING: no deep_ep, using fallback: ModuleNotFoundError: No module named 'deep_ep'"
+)
+TRITON = (
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376."
+)
 EXITED = "sglang-unified.service: Main process exited, code=killed, status=9/KILL"
 
 
@@ -143,6 +255,8 @@ EXITED = "sglang-unified.service: Main process exited, code=killed, status=9/KIL
         pytest.param([SCHEDULER, OOM, CHILD, EXITED], "gpu_out_of_memory", id="a cause beats its consequences"),
         pytest.param([SCHEDULER, "KeyError: 'w'", CHILD, EXITED], UNKNOWN, id="an unknown error beats consequences"),
         pytest.param([CHILD, EXITED], "child_failed", id="a consequence beats nothing"),
+        pytest.param([SURVIVED, SCHEDULER, TRITON, EXITED], "kernel_too_large", id="a warning is no cause"),
+        pytest.param([SURVIVED, SCHEDULER, EXITED], "scheduler_exception", id="nor beside consequences"),
         pytest.param([EXITED], "main_process_exited", id="only systemd's word"),
         pytest.param(["KeyError: 1", "KeyError: 2"], UNKNOWN, id="unknown errors only"),
         pytest.param(HEALTHY, None, id="healthy"),

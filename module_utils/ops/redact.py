@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What may be shown of a text that somebody else wrote: no secret, no colour, no character that moves a cursor."""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "(hidden: it may hold a secret)"
+_MASK = "***"
+# A longer text is cut before it is looked at.
+_LONGEST = 2000
+
+# Names of variables and fields whose values are never shown. A number behind "token" is a count.
+_SECRET_NAME = re.compile(
+    r"key|token(?!iz)|secret|passw|passphrase|(?:^|_)pass(?:$|_)|pwd|credential|auth|bearer|headers?(?:$|_)|_urls?$",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?|true|false|none|null", re.IGNORECASE)
+
+# The same in running text: words that are followed by a secret in any case, and words that are by "=" or ":".
+_SECRET_WORD = re.compile(
+    r"(?:api[-_ ]?keys?|authorization|bearer|auth[-_ ]token|server_args(?==)|ServerArgs(?=\()|\bsk-(?=\w)"
+    r"|\bhf_(?=[a-z0-9]{16})"
+    r"|(?:(?P<token>token(?!iz))|secret|passw|passphrase|pass(?![a-z])|pwd|credential|auth(?!ent)|headers?"
+    r"|_urls?|[-_]keys?)[\w-]{0,64}(?=[\"']?\s{0,4}[=:]))",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(
+    r"(?P<lead>[\"']?\s{0,4}[=:]\s{0,4})"
+    r"(?:(?P<number>-?\d+(?:\.\d+)?|None|null|True|False)(?![^\s,;)}\]])"
+    r"|(?P<text>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'))"
+)
+_USER_INFO = re.compile(r"://[^\s/@]*:[^\s/@]*@")
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+
+
+def is_secret(name: str, value: object = None) -> bool:
+    """Whether a variable or field of this name, with this value, may hold a secret."""
+    found = _SECRET_NAME.search(name)
+    if not found:
+        return False
+    counts = found[0].lower() == "token" and _NUMBER.fullmatch(str(value))
+    return not counts or bool(_SECRET_NAME.search(name, found.end()))
+
+
+def without_colours(text: str) -> str:
+    """The text without the escape sequences of a terminal."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
+def masked(text: str) -> str:
+    """The text with the values of secrets masked; what follows a secret without clear ends is hidden as a whole."""
+    shown, rest = "", _USER_INFO.sub(f"://{_MASK}@", text[:_LONGEST])
+    while True:
+        name = _SECRET_WORD.search(rest)
+        if not name:
+            return shown + rest
+        shown += rest[: name.end()]
+        value = _VALUE.match(rest, name.end())
+        if not value:
+            after = rest[name.end() :]
+            return f"{shown} {HIDDEN}" if re.search(r"\w", after) else shown + after
+        counts = value["number"] and (name["token"] or not value["number"].lstrip("-")[0].isdigit())
+        shown += value["lead"] + (value["number"] if counts else _MASK)
+        rest = rest[value.end() :]
+
+
+def printable(text: str, longest: int) -> str:
+    """One line of text, bounded, with every other character escaped."""
+    cut = text[:longest]
+    if not cut.isprintable():
+        cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)[:longest]
+    return cut

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import time
+
+import pytest
+from ops.redact import is_secret, masked, printable, without_colours
+
+HIDDEN = "(hidden: it may hold a secret)"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("SGLANG_API_KEY=s3cr3t", f"SGLANG_API_KEY {HIDDEN}"),
+        ("Authorization: Bearer s3cr3t", f"Authorization {HIDDEN}"),
+        ("sent Bearer s3cr3t", f"sent Bearer {HIDDEN}"),
+        ("HF_TOKEN=s3cr3t invalid", f"HF_TOKEN {HIDDEN}"),
+        ("ApiKey s3cr3t refused", f"ApiKey {HIDDEN}"),
+        ("API key s3cr3t", f"API key {HIDDEN}"),
+        ("--api_key s3cr3t", f"--api_key {HIDDEN}"),
+        ("{'x-api_Key': 's3cr3t', 'a': 1}", "{'x-api_Key': ***, 'a': 1}"),
+        ('{"password": "s3\\"cr3t", "b": 2}', '{"password": ***, "b": 2}'),
+        ("password='s3cr3t", f"password {HIDDEN}"),
+        ("DB_PASS=s3cr3t", f"DB_PASS {HIDDEN}"),
+        ("SGLANG_PWD: s3cr3t", f"SGLANG_PWD {HIDDEN}"),
+        ("AWS_SECRET_ACCESS_KEY=s3cr3t", f"AWS_SECRET_ACCESS_KEY {HIDDEN}"),
+        ("PIN_SECRET=1234 x", "PIN_SECRET=*** x"),
+        ("headers={'a': 's3cr3t'}", f"headers {HIDDEN}"),
+        ("MC_REDIS_URL=redis://s3cr3t", f"MC_REDIS_URL {HIDDEN}"),
+        ("GET redis://user:s3cr3t@host/0 x", "GET redis://***@host/0 x"),
+        ("ServerArgs(api_keys='s3cr3t')", f"ServerArgs {HIDDEN}"),
+        ("key sk-s3cr3t", f"key sk- {HIDDEN}"),
+        ("#new-token: 6, #cached-token: 0, token usage: 0.1", "#new-token: 6, #cached-token: 0, token usage: 0.1"),
+        ("max_total_num_tokens=8192, tokenizer=x", "max_total_num_tokens=8192, tokenizer=x"),
+        ("KeyError: 'a.b'", "KeyError: 'a.b'"),
+        ("no attribute 'api_key'", "no attribute 'api_key'"),
+        ("api_key=None, x", "api_key=None, x"),
+    ],
+)
+def test_secrets_in_a_text(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("SGLANG_API_KEY", "1", True),
+        ("HF_TOKEN", "hf_x", True),
+        ("HF_TOKENS", "hf_x", True),
+        ("HF_TOKEN_FILE", "/x", True),
+        ("TOKEN_KEY", "1", True),
+        ("SGLANG_AUTH", "x", True),
+        ("SGLANG_DB_PASS", "1", True),
+        ("NCCL_PASSWD", "x", True),
+        ("SGLANG_PWD", "x", True),
+        ("MC_REDIS_URL", "x", True),
+        ("SGLANG_BEARER", "x", True),
+        ("SGLANG_TRACE_HEADERS", "x", True),
+        ("SGLANG_MAX_NEW_TOKENS_LIMIT", "131072", False),
+        ("max_total_tokens", 8192, False),
+        ("max_total_tokens", None, False),
+        ("tokenizer_path", "/x", False),
+        ("SGLANG_DIAG_BYPASS_HEALTH_GENERATE", "1", False),
+    ],
+)
+def test_names_of_secrets(name: str, value: object, secret: bool) -> None:
+    assert is_secret(name, value) == secret
+
+
+def test_colours_and_control_characters() -> None:
+    assert without_colours("\x1b[2m\x1b[31mERROR\x1b[0m x\x1b]0;title\x07y") == "ERROR xy"
+    assert printable("a\nb\x1bc\u200bd", 99) == "a\\nb\\x1bc\\u200bd"
+    assert printable("深度 🙂", 4) == "深度 🙂"
+    assert len(printable("\n" * 500, 400)) == 400
+
+
+@pytest.mark.parametrize("word", ["token", "token=1 ", "'token': '", "x://y:", "\x1b]", "auth_", "_url", "pass"])
+def test_a_long_text_takes_no_time(word: str) -> None:
+    start = time.process_time()
+    masked(without_colours(word * 50_000))
+    assert time.process_time() - start < 1.0
