@@ -45,7 +45,7 @@ options:
   environment:
     description:
       - The variables that the unit sets for the engine. Another variable that steers the engine, such as one of
-        C(NCCL_*), is a difference.
+        C(NCCL_*) or C(LD_PRELOAD), is a difference.
     type: dict
     default: {}
   server_info:
@@ -62,7 +62,9 @@ options:
     description: Smallest size of the KV pool in tokens.
     type: int
   kernels:
-    description: Kernels of the plugin C(dsv4_sm120) that must be active on every rank, such as C(decode).
+    description:
+      - Kernels of the plugin C(dsv4_sm120) that must be active on every rank, such as C(decode).
+      - The ranks are those of C(tp-size) and C(pp-size) in O(arguments).
     type: list
     elements: str
     default: []

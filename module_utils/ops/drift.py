@@ -23,6 +23,7 @@ from . import systemd
 from .http import Client, HttpError, curl_command, fields_command
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
+from .redact import is_secret, masked, printable
 from .report import Row, build_report, skipped_row
 
 INFO_PATH = "/server_info"
@@ -37,14 +38,21 @@ ALIASES = {
     "pp": "pp_size",
     "model": "model_path",
 }
-# Never read from the report, whatever the intent names.
-SECRET_FIELDS = re.compile(r"key|token$|secret|password|credential", re.IGNORECASE)
-# Variables that change how the engine computes or communicates; one that nobody asked for is drift.
-ENGINE_VARIABLES = re.compile(r"(SGLANG|SGL|VLLM|NCCL|UCX|MC|MOONCAKE|CUDA|PYTORCH|FLASHINFER|DG|OMP|KMP)_")
+# Variables that change what the engine loads, how it computes or communicates; one that nobody asked for is drift.
+ENGINE_VARIABLES = re.compile(
+    r"(SGLANG|SGL|DSV4_SM120|VLLM|NCCL|GLOO|UCX|MC|MOONCAKE|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TORCHINDUCTOR|TRITON|"
+    r"FLASHINFER|DG|OMP|KMP)_|(NVIDIA_TF32_OVERRIDE|LD_PRELOAD|LD_LIBRARY_PATH|PYTHONPATH)$"
+)
+# Those among them that the unit file sets for every server, beside what the intent names.
+UNIT_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_AUTOTUNING")
 # What the distribution, or the container that the host is, gives to all services.
 VENDOR_DROP_INS = re.compile(r"(/usr)?/lib/systemd/system/|/run/systemd/(system|generator[.a-z]*)/service\.d/")
 # What our kernels say of themselves, one sample for each kernel and rank.
-KERNEL_ACTIVE = re.compile(r'^dsv4_sm120_kernel_active\{(?:.*,)?kernel="(\w+)".*\} (\S+)$', re.MULTILINE)
+KERNEL_ACTIVE = re.compile(r"^dsv4_sm120_kernel_active\{([^}\n]{0,500})\} (\S+)", re.MULTILINE)
+LABEL = re.compile(r'\b(\w+)="([^"]*)"')
+# Of what somebody else wrote: a value, and all that one row shows.
+LONGEST_VALUE = 200
+LONGEST_ROW = 4000
 NVIDIA_SMI = ["nvidia-smi", "--query-compute-apps=pid,gpu_bus_id,used_memory", "--format=csv,noheader"]
 
 
@@ -81,10 +89,36 @@ def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
     if unknown or not data.get("unit"):
         raise ValueError(f"the intent has {', '.join(unknown) or 'no unit'}; known are {', '.join(sorted(names))}")
     given = {name: value for name, value in data.items() if value is not None}
-    for name in ("arguments", "environment", "server_info"):
-        if not isinstance(given.get(name, {}), dict):
-            raise ValueError(f"{name} is {given[name]!r}, wanted a mapping")
+    for name, value in given.items():
+        if not _fits(name, value):
+            raise ValueError(f"{name} is {_value(value)}, wanted {_WANTED[name]}")
+    for name, value in given.get("environment", {}).items():
+        if not isinstance(value, (str, int, float)):
+            raise ValueError(f"environment: {name} is {shown(name, value)}, wanted a single value")
     return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours", "kernels")}})
+
+
+_WANTED = {
+    **dict.fromkeys(("unit", "config_sha256", "release", "version"), "a text"),
+    **dict.fromkeys(("arguments", "environment", "server_info"), "a mapping"),
+    **dict.fromkeys(("kernels", "drop_ins", "neighbours"), "a list of texts"),
+    "min_total_tokens": "a whole number",
+    "gpus": "true or false",
+}
+
+
+def _fits(name: str, value: t.Any) -> bool:
+    """Whether a value of an intent has the type that its field wants."""
+    wanted = _WANTED[name]
+    if wanted == "a text":
+        return isinstance(value, str)
+    if wanted == "a list of texts":
+        return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    if wanted == "a whole number":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if wanted == "true or false":
+        return isinstance(value, bool)
+    return isinstance(value, dict)
 
 
 @dataclass(frozen=True)
@@ -146,9 +180,9 @@ def _row(id: str, wanted: str, seen: str, cause: str, command: str, evidence: di
         id,
         not cause,
         wanted,
-        seen,
+        printable(seen, LONGEST_ROW),
         0.0,
-        cause=cause,
+        cause=printable(cause, LONGEST_ROW),
         next_command=command if cause else "",
         passed=int(not cause),
         tried=1,
@@ -207,15 +241,20 @@ def release_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> R
     wanted = os.path.realpath(reality.host.path(str(intent.release)))
     maps = reality.host.read(f"/proc/{state.main_pid}/maps")
     pattern = re.compile(r"\s(/\S*?)/lib/python[\d.]+/site-packages/[^\n]*?\.so[^\n]*$", re.MULTILINE)
-    mapped = {os.path.realpath(reality.host.path(match[1])) for match in pattern.finditer(maps)}
+    libraries = list(pattern.finditer(maps))
+    mapped = {os.path.realpath(reality.host.path(match[1])) for match in libraries}
+    replaced = [match[0] for match in libraries if match[0].endswith(" (deleted)")]
     others = sorted(mapped - {wanted})
     if not mapped:
         cause = "the process has mapped no library of a virtual environment: it is still starting, or is no engine"
     elif others:
         cause = "the process runs another release than the installed one: restart it"
+    elif replaced:
+        cause = "files of the release were replaced under the running process: restart it"
     else:
         cause = ""
     seen = ", ".join(sorted(mapped)) or "no library"
+    seen += f"; mapped and replaced: {len(replaced)}, such as {replaced[0].strip()}" if replaced else ""
     command = f"grep -o '/.*site-packages' /proc/{state.main_pid}/maps | sort -u"
     return _row("drift.release", wanted, seen, cause, command)
 
@@ -227,7 +266,8 @@ def environment_row(intent: Intent, state: systemd.UnitState, reality: Reality) 
     for name, value in sorted(intent.environment.items()):
         if running.get(name) != str(value):
             wrong.append(f"{name} is {shown(name, running.get(name))}, wanted {shown(name, str(value))}")
-    extra = sorted(name for name in running if ENGINE_VARIABLES.match(name) and name not in intent.environment)
+    known = (*intent.environment, *UNIT_VARIABLES)
+    extra = sorted(name for name in running if ENGINE_VARIABLES.match(name) and name not in known)
     wrong += [f"{name} is set ({shown(name, running[name])}), wanted nothing" for name in extra]
     seen = "; ".join(wrong) or f"all {len(intent.environment)} as wanted"
     cause = "the process was started with another environment than the configured one" if wrong else ""
@@ -239,7 +279,16 @@ def shown(name: str, value: t.Any) -> str:
     """A value for people; hidden when the name looks like a secret's."""
     if value is None:
         return "not set"
-    return "(hidden)" if SECRET_FIELDS.search(name) else repr(value)
+    return "(hidden)" if is_secret(name, value) else _value(value)
+
+
+def _value(value: t.Any) -> str:
+    """A value for people: in one line, bounded, without what looks like a secret."""
+    try:
+        text = masked(repr(value))
+    except RecursionError:
+        return "(nested too deeply to be shown)"
+    return printable(text, LONGEST_VALUE) + ("..." if len(text) > LONGEST_VALUE else "")
 
 
 _PROCESS_ROWS: dict[str, t.Callable[[Intent, systemd.UnitState, Reality], Row]] = {
@@ -266,7 +315,10 @@ def server_rows(intent: Intent, reality: Reality) -> list[Row]:
         info = reality.client.get_json(INFO_PATH, 10.0)
         problem = "" if isinstance(info, dict) else "the answer is no JSON object"
     except HttpError as error:
+        error.body = ""  # it may hold the key
         problem = str(error)
+    except RecursionError:
+        problem = "the answer is nested too deeply"
     if problem:
         command = curl_command(url, reality.key_file, "-o /dev/null -w '%{http_code}\\n'")
         return [_row(id, "as intended", "no answer", problem, command) for id in asked]
@@ -293,11 +345,11 @@ def _fields(arguments: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
 def _fields_row(
     id: str, wanted: t.Mapping[str, t.Any], info: t.Mapping[str, t.Any], look: t.Callable[[list[str]], str]
 ) -> Row:
-    secret = sorted(name for name in wanted if SECRET_FIELDS.search(name))
+    secret = sorted(name for name in wanted if is_secret(name, wanted[name]))
     compared = sorted(set(wanted) & set(info) - set(secret))
     unknown = sorted(set(wanted) - set(info) - set(secret))
     differing = [name for name in compared if not same(wanted[name], info[name])]
-    wrong = [f"{name} is {info[name]!r}, wanted {wanted[name]!r}" for name in differing]
+    wrong = [f"{name} is {_value(info[name])}, wanted {_value(wanted[name])}" for name in differing]
     aside = [f"not reported: {', '.join(unknown)}"] if unknown else []
     aside += [f"not compared: {', '.join(secret)}"] if secret else []
     seen = "; ".join([*wrong, *aside] if wrong else [f"{len(compared)} as wanted", *aside])
@@ -314,19 +366,28 @@ def _fields_row(
 
 def same(wanted: t.Any, seen: t.Any) -> bool:
     """Whether two values mean the same, from the command line and from the report: 8 and "8", or two JSON texts."""
-    if isinstance(wanted, bool) or isinstance(seen, bool):
-        return str(wanted).lower() == str(seen).lower()
+    try:
+        return _same(wanted, seen)
+    except RecursionError:
+        return False
+
+
+def _same(wanted: t.Any, seen: t.Any) -> bool:
     if isinstance(wanted, (list, tuple)) or isinstance(seen, (list, tuple)):
         one = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
         other = list(seen) if isinstance(seen, (list, tuple)) else [seen]
-        return len(one) == len(other) and all(same(left, right) for left, right in zip(one, other))
-    return _plain(wanted) == _plain(seen)
+        return len(one) == len(other) and all(_same(left, right) for left, right in zip(one, other))
+    left, right = _plain(wanted), _plain(seen)
+    # Nothing equals "not a number", not even itself.
+    return left == right or (left != left and right != right)
 
 
 def _plain(value: t.Any) -> t.Any:
-    """The value that a text stands for: a number, a JSON object, or the text."""
+    """The value that a text stands for: a number, a truth value, a JSON object, or the text."""
     if not isinstance(value, str):
         return value
+    if value.lower() in ("true", "false", "nan"):
+        return float("nan") if value.lower() == "nan" else value.lower() == "true"
     try:
         return json.loads(value)
     except ValueError:
@@ -336,7 +397,7 @@ def _plain(value: t.Any) -> t.Any:
 def _version_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command: str) -> Row:
     seen = info.get("version")
     cause = "" if seen == intent.version else "the process runs another engine than the locked one"
-    return _row(id, f"SGLang {intent.version}", f"SGLang {seen}", cause, command)
+    return _row(id, f"SGLang {intent.version}", f"SGLang {str(seen)[:LONGEST_VALUE]}", cause, command)
 
 
 def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command: str) -> Row:
@@ -345,7 +406,7 @@ def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command:
     cause = (
         "" if enough else "the KV pool is smaller than planned: another process holds GPU memory, or the plan is wrong"
     )
-    return _row(id, f"at least {wanted} tokens of KV", f"{seen} tokens of KV", cause, command)
+    return _row(id, f"at least {wanted} tokens of KV", f"{str(seen)[:LONGEST_VALUE]} tokens of KV", cause, command)
 
 
 def kernels_row(intent: Intent, reality: Reality) -> Row:
@@ -356,17 +417,52 @@ def kernels_row(intent: Intent, reality: Reality) -> Row:
         text = reality.client.get(METRICS_PATH, 10.0).body.decode("utf-8", errors="replace")
     except HttpError as error:
         return _row("drift.kernels", wanted, "no answer", str(error), command)
-    ranks: dict[str, list[bool]] = {}
-    for kernel, value in KERNEL_ACTIVE.findall(text):
-        ranks.setdefault(kernel, []).append(float(value) == 1)
-    seen = "; ".join(f"{kernel} on {sum(active)} of {len(active)} ranks" for kernel, active in sorted(ranks.items()))
-    off = [kernel for kernel in intent.kernels if not all(ranks.get(kernel, [False]))]
-    cause = ""
+    ranks = _kernels_by_rank(text)
+    expected = _expected_ranks(intent)
+    parts, off, missing = [], [], []
+    for kernel in sorted({*ranks, *intent.kernels}):
+        active = ranks.get(kernel, {})
+        absent = sorted(expected - set(active))
+        parts.append(f"{kernel} on {sum(active.values())} of {len({*active, *expected})} ranks")
+        if kernel in intent.kernels and not (active and all(active.values())):
+            off.append(kernel)
+        elif kernel in intent.kernels and absent:
+            missing.append(f"{kernel} on {', '.join(_rank_words(rank) for rank in absent)}")
     if not ranks:
-        cause = "the engine says nothing about its kernels: their plugin is not loaded"
-    elif off:
-        cause = f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start"
-    return _row("drift.kernels", wanted, seen or "nothing", cause, command)
+        return _row("drift.kernels", wanted, "nothing", _NO_PLUGIN, command)
+    causes = []
+    if off:
+        causes.append(f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start")
+    if missing:
+        causes.append(f"nothing is said of {'; '.join(missing)}: those processes did not load the plugin")
+    return _row("drift.kernels", wanted, "; ".join(parts), "; ".join(causes), command)
+
+
+_NO_PLUGIN = "the engine says nothing about its kernels: their plugin is not loaded"
+
+
+def _kernels_by_rank(text: str) -> dict[str, dict[tuple[str, str], bool]]:
+    """Kernel -> (pipeline rank, tensor rank) -> whether all samples say that it is active."""
+    ranks: dict[str, dict[tuple[str, str], bool]] = {}
+    for labels, value in KERNEL_ACTIVE.findall(text):
+        label = dict(LABEL.findall(labels))
+        if "kernel" in label:
+            seen = ranks.setdefault(label["kernel"], {})
+            rank = (label.get("pp_rank", "0"), label.get("tp_rank", "0"))
+            seen[rank] = seen.get(rank, True) and re.fullmatch(r"1(\.0*)?", value) is not None
+    return ranks
+
+
+def _expected_ranks(intent: Intent) -> set[tuple[str, str]]:
+    """The (pipeline rank, tensor rank) of every process; none when the intent names no tensor parallel size."""
+    fields = _fields(intent.arguments)
+    sizes = [str(fields.get(name, default)) for name, default in (("pp_size", 1), ("tp_size", 0))]
+    pp, tp = (int(size) if re.fullmatch(r"\d{1,4}", size) else 0 for size in sizes)
+    return {(str(stage), str(rank)) for stage in range(pp) for rank in range(tp)}
+
+
+def _rank_words(rank: tuple[str, str]) -> str:
+    return f"TP{rank[1]}" if rank[0] == "0" else f"PP{rank[0]} TP{rank[1]}"
 
 
 # The GPUs

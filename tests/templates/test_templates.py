@@ -16,7 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 from jinja2 import Environment
+from ops.drift import Intent, Reality, environment_row
 from ops.engine_checks import check_configuration
+from ops.http import Client
+from ops.preflight import Host
+from ops.systemd import UnitState
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -26,6 +30,7 @@ UNITS = [path for path in FILES if path.suffix == ".service"]
 SCRIPTS = [path for path in FILES if path.suffix == ".sh"]
 ROUTERS = [path for path in SCRIPTS if path.name == "launch-router.sh"]
 ENGINES = [path for path in SCRIPTS if path not in ROUTERS]
+ENGINE_UNITS = [path.with_name(path.stem.replace("launch", "sglang") + ".service") for path in ENGINES]
 PROMETHEUS = [path for path in FILES if path.name == "prometheus.yml"]
 ALERTMANAGER = [path for path in FILES if path.name == "alertmanager.yml"]
 UPDATE = "Next: UPDATE_GOLDEN=1 pytest tests/templates, then git diff tests/templates/golden"
@@ -221,3 +226,21 @@ def test_prometheus_takes_its_configuration(path):
 def test_alertmanager_takes_its_configuration(path):
     done = run(program("amtool", "prometheus-alertmanager"), "check-config", path)
     assert done.returncode == 0, done.stdout
+
+
+@each(ENGINE_UNITS)
+def test_the_environment_of_an_engines_unit_is_no_drift(path, tmp_path):
+    """Variables in quotes are those of the inventory, which drift knows; the others are the unit's own."""
+    lines = [line.removeprefix("Environment=") for line in path.read_text().splitlines() if "Environment=" in line]
+    named = [json.loads(line).replace("%%", "%") for line in lines if line.startswith('"')]
+    own = [word for line in lines if not line.startswith('"') for word in line.split()]
+    script = path.with_name(path.stem.replace("sglang", "launch") + ".sh").read_text()
+    assert re.findall(r"\bexport (\w+)", script) == ["OPS_CONFIG_SHA256"]
+    environ = tmp_path / "proc/1/environ"
+    environ.parent.mkdir(parents=True)
+    intent = Intent("engine.service", environment=dict(one.split("=", 1) for one in named))
+    reality = Reality(Client("http://127.0.0.1:1"), Host(str(tmp_path)))
+    for extra, ok in ([], True), (["TRITON_INTERPRET=1"], False):
+        environ.write_text("\0".join([*named, *own, *extra]))
+        row = environment_row(intent, UnitState("engine.service", main_pid=1), reality)
+        assert row.ok == ok, row.seen

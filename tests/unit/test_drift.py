@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import functools
+import http.server
 import json
+import threading
+import time
 import types
 import typing as t
 from dataclasses import dataclass, field, replace
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import FakeServer
-from ops.drift import ENGINE_VARIABLES, Intent, Reality, drift_report, intent_of, same
+from ops.drift import ENGINE_VARIABLES, KERNEL_ACTIVE, Intent, Reality, drift_report, intent_of, kernels_row, same
 from ops.http import Client
 from ops.preflight import Host
 from scripted_systemd import RUNNING, ScriptedSystemd
@@ -47,7 +50,10 @@ class Machine:
     on_disk: str = "a" * 64
     unit: dict[str, str] = field(default_factory=dict)
     # Of each rank, whether it is active; mhc was switched off on purpose.
-    kernels: dict[str, list[int]] = field(default_factory=lambda: {"decode": [1, 1], "indexer": [1, 1], "mhc": [0, 0]})
+    kernels: dict[str, list[int]] = field(
+        default_factory=lambda: {"decode": [1] * 4, "indexer": [1] * 4, "mhc": [0] * 4}
+    )
+    deleted: str = ""
 
     def build(self) -> Reality:
         for release in ("a", "b"):
@@ -60,7 +66,9 @@ class Machine:
             self.write(f"proc/{pid}/comm", "sglang\n")
         environment = {"OPS_CONFIG_SHA256": "a" * 64, "SGLANG_X": "1", "HF_TOKEN": "hf_secret", **self.environment}
         self.write("proc/100/environ", "\0".join(f"{name}={value}" for name, value in environment.items() if value))
-        self.write("proc/100/maps", f"7f r-xp 0 0:0 1  {self.library()}\n7f r-xp 0 0:0 2  /usr/lib/libc.so.6\n")
+        self.write(
+            "proc/100/maps", f"7f r-xp 0 0:0 1  {self.library()}{self.deleted}\n7f r-xp 0 0:0 2  /usr/lib/libc.so.6\n"
+        )
         port = int(self.fake.base_url.rsplit(":", 1)[1])
         address = f"0100007F:{port:04X}"
         row = f"0: {address} 00000000:0000 0A 0:0 0:0 0 0 0 777"
@@ -117,8 +125,12 @@ DIFFERENCES: list[tuple[dict[str, t.Any], str, str]] = [
     ({"environment": {"SGLANG_X": "0"}}, "drift.environment", "another environment"),
     ({"environment": {"SGLANG_X": ""}}, "drift.environment", "another environment"),
     ({"environment": {"NCCL_P2P_DISABLE": "1"}}, "drift.environment", "another environment"),
-    ({"kernels": {"decode": [1, 0], "indexer": [1, 1]}}, "drift.kernels", "does the work of decode"),
-    ({"kernels": {"decode": [1, 1]}}, "drift.kernels", "does the work of indexer"),
+    ({"environment": {"DSV4_SM120_ON_MISMATCH": "stock"}}, "drift.environment", "another environment"),
+    ({"environment": {"LD_PRELOAD": "/x.so"}}, "drift.environment", "another environment"),
+    ({"deleted": " (deleted)"}, "drift.release", "files of the release were replaced under the running process"),
+    ({"kernels": {"decode": [1, 0, 1, 1], "indexer": [1] * 4}}, "drift.kernels", "does the work of decode"),
+    ({"kernels": {"decode": [1] * 4}}, "drift.kernels", "does the work of indexer"),
+    ({"kernels": {"decode": [1] * 2, "indexer": [1] * 4}}, "drift.kernels", "is said of decode on TP2, TP3: those"),
     ({"kernels": {}}, "drift.kernels", "their plugin is not loaded"),
     ({"smi": (0, SMI + "200, 00000000:41:00.0, 900 MiB\n")}, "drift.gpus", "not the engine's"),
     ({"smi": (0, "")}, "drift.gpus", "no process of the engine"),
@@ -158,8 +170,8 @@ def test_a_difference_on_the_host_is_seen_by_its_row(
 @pytest.mark.parametrize(
     ("intent", "id", "seen"),
     [
-        ({"arguments": {"tp-size": 8}}, "drift.arguments", "tp_size is 4, wanted 8"),
-        ({"arguments": {"tp": 8}}, "drift.arguments", "tp_size is 4, wanted 8"),
+        ({"arguments": {"tp-size": 8}, "kernels": ()}, "drift.arguments", "tp_size is 4, wanted 8"),
+        ({"arguments": {"tp": 8}, "kernels": ()}, "drift.arguments", "tp_size is 4, wanted 8"),
         ({"arguments": {"no-such-thing": 8}}, "drift.arguments", "not reported: no_such_thing"),
         ({"server_info": {"attention_backend": "triton"}}, "drift.server_info", "is 'dsv4', wanted 'triton'"),
         ({"version": "0.5.24"}, "drift.version", "SGLang 0.5.23"),
@@ -179,7 +191,7 @@ def test_a_difference_is_shown_without_secrets(machine: Machine) -> None:
     machine.environment = {"HF_TOKEN": "hf_other", "NCCL_TOKEN": "nccl_secret"}
     text = json.dumps(drift_report(INTENT, machine.build()))
     assert "HF_TOKEN is (hidden), wanted (hidden)" in text
-    for secret in ("sk-", "hf_secret", "hf_other", "nccl_secret", "launch_command"):
+    for secret in ("sk-of", "sk-1", "hf_secret", "hf_other", "nccl_secret", "launch_command"):
         assert secret not in text
 
 
@@ -222,7 +234,15 @@ def test_a_unit_file_without_a_hash_is_not_judged(machine: Machine) -> None:
         ("0.90", 0.9, True),
         (True, True, True),
         ("true", True, True),
-        (True, 1, False),
+        (True, 1, True),
+        ("1", True, True),
+        (0, False, True),
+        (False, 1, False),
+        (True, "yes", False),
+        ("nan", float("nan"), True),
+        (float("nan"), 1.0, False),
+        ("[" * 100_000, 1, False),
+        (1, "[" * 100_000, False),
         ('{"a": 1}', '{"a":1}', True),
         ([1, 2], ["1", "2"], True),
         ([1], 1, True),
@@ -235,9 +255,110 @@ def test_values_that_mean_the_same(wanted: t.Any, seen: t.Any, equal: bool) -> N
     assert same(wanted, seen) == equal
 
 
-def test_variables_that_steer_the_engine() -> None:
-    assert ENGINE_VARIABLES.match("NCCL_P2P_LEVEL")
-    assert not ENGINE_VARIABLES.match("XDG_CACHE_HOME")
+SAMPLE = 'dsv4_sm120_kernel_active{{kernel="decode",pp_rank="{}",tp_rank="{}"}} {}\n'
+TWO = {"tp-size": 2}
+
+
+@dataclass
+class Saying:
+    """A client whose server says one text, whatever it is asked."""
+
+    text: str
+    base_url: str = "http://127.0.0.1:1"
+
+    def get(self, _path: str, _timeout: float) -> types.SimpleNamespace:
+        return types.SimpleNamespace(body=self.text.encode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "cause"),
+    [
+        (TWO, SAMPLE.format(0, 0, "1.0") + SAMPLE.format(0, 1, "1.0 1795997372000"), ""),
+        (TWO, (SAMPLE.format(0, 0, "1.0") + SAMPLE.format(0, 1, 1)).replace("\n", "\r\n"), ""),
+        (TWO, SAMPLE.format(0, 0, "1.0") + SAMPLE.format(0, 1, "abc"), "does the work of decode"),
+        (TWO, SAMPLE.format(0, 0, "1.0") + SAMPLE.format(0, 1, "NaN"), "does the work of decode"),
+        (TWO, SAMPLE.format(0, 0, "1.0") + SAMPLE.format(0, 0, "0.0"), "does the work of decode"),
+        (TWO, SAMPLE.format(0, 0, "1.0"), "decode on TP1"),
+        ({"tp": "2"}, SAMPLE.format(0, 1, "1.0"), "decode on TP0"),
+        ({}, SAMPLE.format(0, 0, "1.0"), ""),
+        ({"tp-size": 1, "pp-size": 2}, SAMPLE.format(0, 0, "1.0"), "decode on PP1 TP0"),
+        ({"tp-size": 1, "pp-size": 2}, SAMPLE.format(0, 0, "1.0") + SAMPLE.format(1, 0, "1.0"), ""),
+    ],
+)
+def test_each_rank_must_say_that_a_kernel_is_active(arguments: dict[str, t.Any], text: str, cause: str) -> None:
+    row = kernels_row(Intent(UNIT, arguments, kernels=("decode",)), Reality(t.cast(Client, Saying(text))))
+    assert row.ok == (not cause)
+    assert cause in row.cause
+
+
+@pytest.mark.parametrize("text", [',kernel="a"' * 100_000, "a" * 1_000_000, "\ndsv4_sm120_kernel_active{" * 50_000])
+def test_odd_metrics_take_no_time(text: str) -> None:
+    start = time.process_time()
+    assert not KERNEL_ACTIVE.findall("dsv4_sm120_kernel_active{" + text)
+    assert time.process_time() - start < 0.5
+
+
+class OneBody(http.server.BaseHTTPRequestHandler):
+    """Answers every request with the server's text."""
+
+    def do_GET(self) -> None:
+        body = self.server.text.encode()  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: t.Any) -> None:
+        """Not to stderr."""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [("api_key=sk-s3cr3t", "the answer is not JSON"), ("[" * 100_000, "the answer is nested too deeply")],
+)
+def test_a_report_that_cannot_be_read_is_not_quoted(machine: Machine, text: str, cause: str) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), OneBody) as server:
+        server.text = text  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.server_address[1]}")
+        report = drift_report(Intent(UNIT, version="0.5.23"), replace(machine.build(), client=client))
+        server.shutdown()
+    assert cause in row_of(report, "drift.version")["cause"]
+    assert "s3cr3t" not in json.dumps(report)
+
+
+def test_values_of_others_are_shown_bounded_and_in_one_line(machine: Machine) -> None:
+    reality = machine.build()
+    machine.fake.arguments |= {"dtype": "x" * 5000, "device": "a\x1b[2J\nb", "note": "--api-key sk-s3cr3t"}
+    intent = Intent(UNIT, {"dtype": "float32", "device": "cuda", "note": "none"})
+    seen = row_of(drift_report(intent, reality), "drift.arguments")["seen"]
+    assert len(seen) < 800
+    assert "a\\x1b[2J\\nb" in seen
+    assert "s3cr3t" not in seen
+
+
+@pytest.mark.parametrize(
+    ("name", "steers"),
+    [
+        ("NCCL_P2P_LEVEL", True),
+        ("DSV4_SM120_SELF_CHECK", True),
+        ("TORCH_NCCL_BLOCKING_WAIT", True),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", True),
+        ("TRITON_INTERPRET", True),
+        ("CUBLAS_WORKSPACE_CONFIG", True),
+        ("CUDNN_LOGLEVEL_DBG", True),
+        ("GLOO_SOCKET_IFNAME", True),
+        ("NVIDIA_TF32_OVERRIDE", True),
+        ("LD_PRELOAD", True),
+        ("LD_LIBRARY_PATH", True),
+        ("PYTHONPATH", True),
+        ("NVIDIA_VISIBLE_DEVICES", False),
+        ("PYTHONUNBUFFERED", False),
+        ("XDG_CACHE_HOME", False),
+    ],
+)
+def test_variables_that_steer_the_engine(name: str, steers: bool) -> None:
+    assert bool(ENGINE_VARIABLES.match(name)) == steers
 
 
 @pytest.mark.parametrize(
@@ -245,7 +366,14 @@ def test_variables_that_steer_the_engine() -> None:
     [
         ({}, "no unit"),
         ({"unit": "x", "argument": {}}, "the intent has argument"),
-        ({"unit": "x", "arguments": []}, "wanted a mapping"),
+        ({"unit": 5}, "unit is 5, wanted a text"),
+        ({"unit": "x", "arguments": []}, r"arguments is \[\], wanted a mapping"),
+        ({"unit": "x", "kernels": "decode"}, "kernels is 'decode', wanted a list of texts"),
+        ({"unit": "x", "neighbours": [1]}, "neighbours is .1., wanted a list of texts"),
+        ({"unit": "x", "min_total_tokens": "8"}, "min_total_tokens is '8', wanted a whole number"),
+        ({"unit": "x", "gpus": "no"}, "gpus is 'no', wanted true or false"),
+        ({"unit": "x", "environment": {"A": None}}, "environment: A is not set, wanted a single value"),
+        ({"unit": "x", "environment": {"HF_TOKEN": ["s"]}}, "HF_TOKEN is .hidden., wanted a single value"),
     ],
 )
 def test_an_unusable_intent_is_refused(data: dict[str, t.Any], words: str) -> None:
