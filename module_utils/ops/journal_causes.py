@@ -21,7 +21,11 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Cause:
-    """One known kind of line. next_command may hold {unit}; source names the file that prints the text."""
+    """One known kind of line.
+
+    pattern is searched in the line without its prefix. next_command may hold {unit}; source names the file that prints
+    the text.
+    """
 
     id: str
     severity: str
@@ -96,6 +100,18 @@ CAUSES: tuple[Cause, ...] = (
         _JOURNAL,
         "[2026-11-30 00:09:25] Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'",
         "srt/models/registry.py",
+    ),
+    # Before the rows of memory: a failed graph capture quotes it.
+    _row(
+        "kernel_too_large",
+        FATAL,
+        r"out of resource: shared memory|\bOutOfResources: ",
+        "a Triton kernel needs more shared memory than this GPU has",
+        f"{_KERNEL_SWITCHES} in sglang_serve_environment_custom, where the traceback names dsv4_sm120",
+        _JOURNAL,
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: "
+        "101376. Reducing block sizes or `num_stages` may help.",
+        "triton/runtime/errors.py",
     ),
     # Memory at start.
     _row(
@@ -296,17 +312,6 @@ CAUSES: tuple[Cause, ...] = (
         "DeepGEMM csrc/apis/attention.hpp",
     ),
     _row(
-        "kernel_too_large",
-        FATAL,
-        r"out of resource: shared memory|\bOutOfResources: ",
-        "a Triton kernel needs more shared memory than this GPU has",
-        f"{_KERNEL_SWITCHES} in sglang_serve_environment_custom, where the traceback names dsv4_sm120",
-        _JOURNAL,
-        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: "
-        "101376. Reducing block sizes or `num_stages` may help.",
-        "triton/runtime/errors.py",
-    ),
-    _row(
         "no_kernel_image",
         FATAL,
         r"no kernel image is available for execution on the device|sm_12\w+' is not defined|"
@@ -416,10 +421,10 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "native_crash",
         FATAL,
-        r"^(Fatal Python error: |(free|malloc|realloc|munmap_chunk)\(\): |(double free or corruption|corrupted (size|"
-        r"double-linked list))|terminate called |Bus error\b|Killed$|Aborted( \(core dumped\))?$)|"
-        r"^[^'\"]{0,80}[Ss]egmentation [Ff]ault|Segfault encountered|^terminated by signal SIG",
-        "native code crashed, or a signal ended a process of the engine",
+        r"^(Fatal Python error: (?!Aborted)|(free|malloc|realloc|munmap_chunk)\(\): |double free or corruption|"
+        r"corrupted (size|double-linked list)|Bus error\b|[^'\"]{0,80}[Ss]egmentation [Ff]ault|"
+        r"terminated by signal SIG)|Segfault encountered",
+        "native code of the engine crashed",
         "none known; keep the journal",
         "coredumpctl list --no-pager; journalctl -u {unit} -n 200 --no-pager",
         "Fatal Python error: Segmentation fault",
@@ -436,6 +441,17 @@ CAUSES: tuple[Cause, ...] = (
         "Rust std::panicking",
     ),
     # Consequences: printed after the cause.
+    _row(
+        "process_aborted",
+        FATAL,
+        r"^(terminate called |Fatal Python error: Aborted)",
+        "a process of the engine gave up on an error that nothing handled",
+        "see the lines before it",
+        _JOURNAL,
+        "terminate called without an active exception",
+        "libstdc++, CPython faulthandler",
+        consequence=True,
+    ),
     _row(
         "scheduler_died_at_start",
         FATAL,
@@ -609,7 +625,8 @@ CAUSES: tuple[Cause, ...] = (
 _ERROR_SHAPE = re.compile(
     r"^[\w.]*(?:Error|Exception|TimeoutExpired|BrokenProcessPool|SystemExit)\s?(?::|$)|"
     r"^(?:\w+\.){0,8}(?:exc|errors?)\.(?:\w+\.){0,4}[A-Z]\w*(?::|$)|"
-    r"^(?:error|fatal)(?:\[\w+\])?: |^nvrtc: error|^(?:\[rank\d+\]:)?\[?[EF]\d{4} \d\d:\d\d:|core dumped|"
+    r"^(?:error|fatal)(?:\[\w+\])?: |^nvrtc: error|^(?:Killed|Aborted)$|"
+    r"^(?:\[rank\d+\]:)?\[?[EF]\d{4} \d\d:\d\d:|core dumped|"
     r"^\{.{0,200}\"level\":\s?\"(?:error|critical|fatal)\""
 )
 _LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")

@@ -30,7 +30,8 @@ _VALUE = re.compile(
     r"(?:(?P<number>-?\d+(?:\.\d+)?|None|null|True|False)(?![^\s,;)}\]])"
     r"|(?P<text>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'))"
 )
-_USER_INFO = re.compile(r"://[^\s/@]*:[^\s/@]*@")
+# Up to the last "@": a password may hold one.
+_USER_INFO = re.compile(r"://\S*@")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 

@@ -102,6 +102,7 @@ def test_a_healthy_start_holds_nothing_but_benign_lines() -> None:
         ("| ValueError: in an exception group", 6),
         ("RuntimeError : with a space", 6),
         ("SystemExit: 3", 6),
+        ("Killed", 6),
         ("concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly", 6),
         ("subprocess.TimeoutExpired: Command 'nvidia-smi' timed out after 5 seconds", 6),
         ("zmq.error.Again: Resource temporarily unavailable", 6),
@@ -180,11 +181,12 @@ def test_a_line_with_a_secret_is_judged_and_the_secret_is_hidden(line: str, id: 
         ("double free or corruption (!prev)", "native_crash"),
         ("free(): invalid pointer", "native_crash"),
         ("malloc(): corrupted top size", "native_crash"),
-        ("terminate called after throwing an instance of 'std::runtime_error'", "native_crash"),
+        ("terminate called without an active exception", "process_aborted"),
+        ("Fatal Python error: Aborted", "process_aborted"),
+        ("Exception: Capture cuda graph failed: out of resource: shared memory, Required: 131072", "kernel_too_large"),
         ("Segmentation fault (core dumped)", "native_crash"),
         ("!!!!!!! Segfault encountered !!!!!!!", "native_crash"),
         ("Bus error (core dumped)", "native_crash"),
-        ("Killed", "native_crash"),
         ("RuntimeError: CUDA error: device-side assert triggered", "device_assert"),
         ("ncclInvalidUsage: This usually reflects invalid usage of NCCL library.", "nccl_error"),
         ("nvrtc: error: invalid value for --gpu-architecture (-arch)", "no_kernel_image"),
@@ -240,6 +242,7 @@ def test_equal_lines_are_counted_and_unknown_ones_kept_apart() -> None:
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.06 GiB."
 SCHEDULER = "[2026-11-30 09:10:30 TP0] Scheduler hit an exception: Traceback (most recent call last):"
 CHILD = "[2026-11-30 09:10:31] Received sigquit from a child process. It usually means the child failed."
+ABORTED = "terminate called without an active exception"
 SURVIVED = (
     "[2026-11-30 09:00:00 TP0] WARNING: no deep_ep, using fallback: ModuleNotFoundError: No module named 'deep_ep'"
 )
@@ -257,6 +260,8 @@ EXITED = "sglang-unified.service: Main process exited, code=killed, status=9/KIL
         pytest.param([CHILD, EXITED], "child_failed", id="a consequence beats nothing"),
         pytest.param([SURVIVED, SCHEDULER, TRITON, EXITED], "kernel_too_large", id="a warning is no cause"),
         pytest.param([SURVIVED, SCHEDULER, EXITED], "scheduler_exception", id="nor beside consequences"),
+        pytest.param(["KeyError: 1", ABORTED, EXITED], UNKNOWN, id="an error beats what it led to"),
+        pytest.param([ABORTED, EXITED], "process_aborted", id="an abort beats systemd's word"),
         pytest.param([EXITED], "main_process_exited", id="only systemd's word"),
         pytest.param(["KeyError: 1", "KeyError: 2"], UNKNOWN, id="unknown errors only"),
         pytest.param(HEALTHY, None, id="healthy"),

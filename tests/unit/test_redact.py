@@ -29,6 +29,8 @@ HIDDEN = "(hidden: it may hold a secret)"
         ("headers={'a': 's3cr3t'}", f"headers {HIDDEN}"),
         ("MC_REDIS_URL=redis://s3cr3t", f"MC_REDIS_URL {HIDDEN}"),
         ("GET redis://user:s3cr3t@host/0 x", "GET redis://***@host/0 x"),
+        ("GET redis://:s3/cr3t@s3cr3t@host x", "GET redis://***@host x"),
+        ("http://127.0.0.1:30001/v1", "http://127.0.0.1:30001/v1"),
         ("ServerArgs(api_keys='s3cr3t')", f"ServerArgs {HIDDEN}"),
         ("key sk-s3cr3t", f"key sk- {HIDDEN}"),
         ("#new-token: 6, #cached-token: 0, token usage: 0.1", "#new-token: 6, #cached-token: 0, token usage: 0.1"),
