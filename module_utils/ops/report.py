@@ -6,14 +6,19 @@ A row is ok, failed, or skipped. Skipped means that it could not be judged, and 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import re
 import tempfile
 import time
 import typing as t
 from dataclasses import dataclass, field
 
 REPORT_SCHEMA = 2
+# Characters that would steer a terminal or cut a line.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,21 @@ def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_
     return Row(id, False, wanted, "not judged", elapsed_s, cause=why, next_command=next_command, skipped=True)
 
 
+def plain(value: t.Any, redacted: t.Callable[[str], str] = str) -> t.Any:
+    """The value as any reader of JSON and any terminal takes it; redacted takes secrets out of a text.
+
+    Control characters and half characters are escaped, numbers that are not finite become text.
+    """
+    if isinstance(value, str):
+        text = redacted(value).encode("utf-8", "backslashreplace").decode("utf-8")
+        return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {plain(str(name), redacted): plain(one, redacted) for name, one in value.items()}
+    return [plain(one, redacted) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 def build_report(rows: t.Sequence[Row], started: float, elapsed_s: float, **head: t.Any) -> dict[str, t.Any]:
     """The report as plain data. started is seconds since the epoch; head are further fields, such as base_url.
 
@@ -116,6 +136,21 @@ def failure_text(report: t.Mapping[str, t.Any]) -> str:
     return "\n".join(lines)
 
 
+def write_problem(path: str) -> str:
+    """Why a file can't be written there, or an empty string. Nothing is left behind."""
+    try:
+        if os.path.isdir(path):
+            return f"cannot write {path}: it is a directory"
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)
+        handle, temporary = tempfile.mkstemp(prefix=".report-", dir=os.path.dirname(path) or ".")
+        os.close(handle)
+        os.unlink(temporary)
+    except (OSError, ValueError) as error:  # a NUL is a ValueError
+        return f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+    return ""
+
+
 def write_text(path: str, text: str, mode: int = 0o644) -> None:
     """Write a file whole or not at all."""
     directory = os.path.dirname(path) or "."
@@ -132,7 +167,7 @@ def write_text(path: str, text: str, mode: int = 0o644) -> None:
 
 def write_report(path: str, report: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
     """Write the report as JSON, whole or not at all."""
-    write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n", mode)
+    write_text(path, json.dumps(plain(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n", mode)
 
 
 def exposition(prefix: str, report: t.Mapping[str, t.Any], started: float) -> str:

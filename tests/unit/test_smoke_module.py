@@ -50,7 +50,17 @@ def test_check_mode_examines_the_checks_and_asks_nothing(run_module: RunModule, 
     with FakeServer() as fake:
         result = smoke(run_module, fake, check=True, report_path=str(tmp_path / "smoke.json"))
         refused = smoke(run_module, fake, check=True, checks={"needle": []})
+        asleep = smoke(
+            run_module,
+            fake,
+            check=True,
+            checks={
+                "prompts": [{**data()["prompts"][0], "profile": "full"}],
+                **dict.fromkeys(("over_long", "cancelled_client", "resting_level", "counters"), False),
+            },
+        )
         assert fake.questions == 0
+    assert "no check belongs to the profile quick" in asleep["msg"]
     assert not result.get("failed")
     assert os.listdir(tmp_path) == []
     assert "'needle' is no kind of check" in refused["msg"]
