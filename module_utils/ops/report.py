@@ -116,9 +116,14 @@ def summary_text(report: t.Mapping[str, t.Any]) -> str:
     """One line."""
     text = f"{report['passed']} of {len(report['checks'])} checks passed in {report['elapsed_s']:.1f} s"
     if report["skipped"]:
-        text += f", not judged: {', '.join(report['skipped'])}"
+        text += f", not judged: {_ids(report['skipped'])}"
     tolerated = report["failed_tries"] if report["ok"] else 0
     return f"{text}; {tolerated} failed tries were within their pass rate" if tolerated else text
+
+
+def _ids(ids: t.Sequence[str]) -> str:
+    """Ids for one line; the report has them all."""
+    return ", ".join(ids) if len(ids) <= 6 else f"{', '.join(ids[:3])} and {len(ids) - 3} more"
 
 
 def failure_text(report: t.Mapping[str, t.Any]) -> str:
@@ -126,11 +131,13 @@ def failure_text(report: t.Mapping[str, t.Any]) -> str:
     where = report.get("base_url") or report.get("unit")
     lines = [f"{len(report['failed'])} of {len(report['checks'])} checks failed at {where}"]
     bad = [row for row in report["checks"] if not row["ok"]]
+    unjudged: dict[str, list[str]] = {}
     for row in bad:
         if row["skipped"]:
-            lines.append(f"{row['id']}: not judged: {row['cause']}")
+            unjudged.setdefault(row["cause"], []).append(row["id"])
         else:
             lines.append(f"{row['id']}: wanted {row['wanted']!r}, seen {row['seen']!r}; {row['cause']}")
+    lines += [f"{_ids(ids)}: not judged: {cause}" for cause, ids in unjudged.items()]
     commands = dict.fromkeys(row["next_command"] for row in bad if row["next_command"])
     lines += [f"next command: {command}" for command in commands]
     return "\n".join(lines)

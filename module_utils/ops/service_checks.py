@@ -58,13 +58,15 @@ JOURNAL = "journalctl -u 'sglang-*' -n 100 --no-pager"
 @dataclass(frozen=True)
 class Scene:
     """What a check works on. engine is where /metrics and /v1/loads are; the same as target's unless a router stands
-    in front. resting_tokens and counters are the readings before the first question, None where there was none."""
+    in front. resting_tokens and counters are the readings before the first question, None where there was none; unread
+    says why, by the path."""
 
     target: Target
     engine: Client
     capacity: Capacity
     resting_tokens: int | None = None
     counters: dict[str, float] | None = None
+    unread: dict[str, str] = field(default_factory=dict)
 
     @property
     def longest(self) -> int | None:
@@ -589,7 +591,7 @@ class RestingCheck:
         wanted = f"at most {resting} tokens in use within {self.window_s:g} s"
         command = curl_command(f"{scene.engine.base_url}{LOADS_PATH}", scene.target.key_file)
         if resting is None:
-            cause = f"{LOADS_PATH} did not answer before the first question, or the server was busy then"
+            cause = f"before the first question: {scene.unread.get(LOADS_PATH, 'no reading')}"
             return self._without_reading(scene, start, "a reading before the first question", cause, command)
         try:
             seen = watch(
@@ -661,7 +663,7 @@ class CountersCheck:
             return skipped_row(self.id, wanted, "no question of this run was answered", command)
         before = scene.counters
         if before is None:
-            cause = f"{METRICS_PATH} did not answer before the first question; is enable-metrics set?"
+            cause = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}; is enable-metrics set?"
             return Row(self.id, False, wanted, "no counters", 0.0, cause=cause, next_command=command, tried=1)
         try:
             moved = self._watch(scene, before, least)
@@ -727,7 +729,8 @@ class SpeculationCheck:
         wanted = f"at least {self.min_tokens_per_step:g} tokens a step"
         command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
         if scene.counters is None:
-            return skipped_row(self.id, wanted, f"{METRICS_PATH} did not answer before the first question", command)
+            why = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}"
+            return skipped_row(self.id, wanted, why, command)
         try:
             moved = moved_since(scene.counters, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
         except HttpError as error:
@@ -784,13 +787,24 @@ def least_moved(rows: t.Sequence[Row]) -> dict[str, int]:
     }
 
 
-def reading(client: Client, timeout: float = 10.0) -> tuple[int | None, dict[str, float] | None]:
-    """Used KV tokens (None when the server is busy or does not say) and counters before the first question."""
+def reading(client: Client, timeout: float = 10.0) -> tuple[int | None, dict[str, float] | None, dict[str, str]]:
+    """Used KV tokens and counters before the first question, and for one that is None why it is, by its path.
+
+    The tokens of a busy server are None: they are not those of an idle one.
+    """
     resting: int | None = None
     counters: dict[str, float] | None = None
-    with contextlib.suppress(HttpError):
+    unread: dict[str, str] = {}
+    try:
         load = read_load(client, timeout)
-        resting = None if load.busy else load.used_tokens
-    with contextlib.suppress(HttpError):
+        if load.busy:
+            unread[LOADS_PATH] = f"the server was busy: {load.words()}"
+        else:
+            resting = load.used_tokens
+    except HttpError as error:
+        unread[LOADS_PATH] = str(error)
+    try:
         counters = read_counters(client, timeout)
-    return resting, counters
+    except HttpError as error:
+        unread[METRICS_PATH] = str(error)
+    return resting, counters, unread

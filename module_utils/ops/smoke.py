@@ -290,8 +290,8 @@ def run(
     rows = [*before, *guarded(MODEL_ROW, lambda: [model_row(target)])]
     look_s = target.left(INFO_TIMEOUT_S)
     looks = chosen.looks_at_engine
-    resting, counters = reading(engine, look_s) if looks else (None, None)
-    scene = Scene(target, engine, capacity(engine, target.left(look_s)) if looks else Capacity(), resting, counters)
+    read = reading(engine, look_s) if looks else (None, None, {})
+    scene = Scene(target, engine, capacity(engine, target.left(look_s)) if looks else Capacity(), *read)
     asked: list[Row] = []
     for id, check in _steps(chosen, scene):
         unrun = _unrun(id, asked, target, budget)

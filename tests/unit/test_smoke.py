@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from confusion import ASKED, CAUGHT, NOT_THE_ANSWERS, OWN, PAGE, data, page_with_table, suite
 from openai_server import FAULTS, MODEL, FakeServer
-from ops.http import Client
+from ops.engine_load import parse_counters
+from ops.http import Client, HttpError
 from ops.prompt_checks import FAULTS as ANSWER_FAULTS
 from ops.report import exposition, failure_text, summary_text
 from ops.smoke import BUDGET_S, Suite, SuiteError, main, run, suite_of
@@ -232,6 +233,55 @@ def test_an_unreachable_server_gives_url_time_and_next_command() -> None:
     assert not report["ok"]
     assert re.search(r"POST http://127\.0\.0\.1:1/v1/chat/completions: Connection refused after \d\.\d\d s", text)
     assert "next command: systemctl status 'sglang-*'" in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "row", "words"),
+    [
+        ("metrics_nan", "metrics.counters", "prompt_tokens_total is 'NaN', wanted a finite count"),
+        ("loads_negative", "kv.resting_level", "num_used_tokens is '-7', wanted a count"),
+        ("loads_empty", "kv.resting_level", "the answer reports no load: it has no ranks"),
+    ],
+)
+def test_a_reading_of_no_number_is_named(fault: str, row: str, words: str) -> None:
+    with FakeServer(fault) as fake:
+        report = full(fake)
+    assert words in row_of(report, row)["cause"]
+
+
+def test_counters_as_they_may_stand_on_a_page() -> None:
+    page = """sglang:num_requests_total{a="}b {c=\\"d\\"} 7"} 1.0 1700000000000
+sglang_num_requests_total{r="1"}  2 # {trace_id="x"} 1.0 1700000000.1
+sglang:generation_tokens_total 3e0
+sglang:other_total NaN
+"""
+    assert parse_counters(page) == {"prompt_tokens_total": 0, "generation_tokens_total": 3, "num_requests_total": 3}
+    for value in ("NaN", "+Inf", "-1", "abc"):
+        with pytest.raises(HttpError, match=re.escape(f"num_requests_total is '{value}', wanted a finite count")):
+            parse_counters(f"sglang:num_requests_total {value}\n")
+    with pytest.raises(HttpError, match="'inf'"):
+        parse_counters('sglang:num_requests_total{r="0"} 1e308\nsglang:num_requests_total{r="1"} 1e308\n')
+
+
+@pytest.mark.parametrize("length", [-5, 0, 2**24 + 1, 10**30, True, "8192"])
+def test_a_limit_that_no_server_means_is_not_asked(monkeypatch: pytest.MonkeyPatch, length: t.Any) -> None:
+    models = {"data": [{"id": MODEL, "max_model_len": length}]}
+    real = Client.get_json
+    monkeypatch.setattr(
+        Client, "get_json", lambda self, path, *rest: models if path == "/v1/models" else real(self, path, *rest)
+    )
+    with FakeServer() as fake:
+        report = full(fake, Suite(over_long=suite().over_long))
+        assert fake.questions == 0
+    assert report["failed"] == ["limits.over_long"]
+    assert row_of(report, "limits.over_long")["seen"] == "no limit"
+
+
+def test_a_server_that_counts_no_tokens_gets_no_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.service_checks.NeedleCheck._count", lambda *_args: 100)
+    with FakeServer() as fake:
+        report = full(fake, Suite(needles=suite().needles))
+    assert report["failed"] == ["needle.2k", "answer.usage"]
 
 
 # Data
