@@ -60,6 +60,7 @@ options:
       - C(needles), a list of long prompts with hidden facts. C(id), C(tokens) or C(share_of_limit), C(needles) (their
         number), C(seed).
       - C(over_long), C(cancelled_client), C(resting_level) and C(counters) need no data; V(false) leaves one out.
+        Checks without a single question are refused, unless each of these is named.
       - Each check may name its C(profile), and C(response_format), C(chat_template_kwargs) or C(extra_body) for the
         request.
     type: dict

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import typing as t
@@ -102,3 +103,13 @@ def test_the_checks_of_a_model_are_usable(path: Path) -> None:
     assert len(checks.of("quick").prompts) >= 2
     assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent)
     assert any(needle.tokens > 2048 for needle in checks.of("full").needles)
+
+
+def test_one_side_of_a_disaggregated_pair_is_asked_nothing_on_purpose() -> None:
+    path = ROOT / "roles/sglang_serve/filter_plugins/servers.py"
+    spec = importlib.util.spec_from_file_location("servers", path)
+    assert spec and spec.loader
+    plugin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+    side = suite_of(dict.fromkeys(plugin.OWN_CHECKS, False))
+    assert (side.asks, side.problem("quick")) == (False, "")
