@@ -450,6 +450,22 @@ def test_one_file_that_can_not_be_written_leaves_the_other(
     assert "sglang_smoke_ok 1\n" in (tmp_path / "smoke.prom").read_text()
 
 
+def test_drift_that_breaks_leaves_a_report_that_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps(data(20.0)))
+    (tmp_path / "intent.json").write_text('{"unit": "x.service"}')
+
+    def breaks(*_args: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("ops.smoke.drift_rows", breaks)
+    with FakeServer() as fake:
+        options = ["--suite", str(tmp_path / "suite.json"), "--intent", str(tmp_path / "intent.json")]
+        files = ["--report", str(tmp_path / "report.json"), "--metrics-file", str(tmp_path / "smoke.prom")]
+        assert main([*options, "--url", fake.base_url, "--model", MODEL, *files]) == 1
+    assert json.loads((tmp_path / "report.json").read_text())["failed"] == ["drift"]
+    assert "sglang_smoke_ok 0\n" in (tmp_path / "smoke.prom").read_text()
+
+
 def test_the_command_puts_drift_into_the_same_report(tmp_path: Path) -> None:
     (tmp_path / "systemctl").write_text("#!/bin/sh\necho ActiveState=inactive\n")
     (tmp_path / "systemctl").chmod(0o755)

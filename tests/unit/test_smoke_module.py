@@ -71,11 +71,11 @@ def test_its_key_is_never_shown(run_module: RunModule, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-from-a-file\n")
     for options in ({"api_key": "sk-from-a-file"}, {"api_key_file": str(key)}):
-        for fault in ("none", "refused"):
+        for fault in ("none", "refused", "key_in_error", "key_in_answer"):
             with FakeServer(fault) as fake:
                 fake.api_key = "sk-from-a-file"
                 result = smoke(run_module, fake, profile="full", **options)
-            assert bool(result.get("failed")) == (fault == "refused")
+            assert bool(result.get("failed")) == (fault != "none")
             assert "sk-from-a-file" not in json.dumps(result)
             assert set(fake.seen_keys) == {"Bearer sk-from-a-file"}
 
