@@ -60,6 +60,7 @@ options:
       - C(needles), a list of long prompts with hidden facts. C(id), C(tokens) or C(share_of_limit), C(needles) (their
         number), C(seed).
       - C(over_long), C(cancelled_client), C(resting_level) and C(counters) need no data; V(false) leaves one out.
+        Checks without a single question are refused, unless each of these is named.
       - Each check may name its C(profile), and C(response_format), C(chat_template_kwargs) or C(extra_body) for the
         request.
     type: dict
@@ -126,7 +127,7 @@ summary:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
-from ansible.module_utils.ops.report import failure_text, summary_text, write_report
+from ansible.module_utils.ops.report import failure_text, summary_text, write_problem, write_report
 from ansible.module_utils.ops.smoke import run as run_suite
 from ansible.module_utils.ops.smoke import suite_of
 
@@ -135,11 +136,17 @@ def run(module: AnsibleModule) -> None:
     params = module.params
     try:
         suite = suite_of(params["checks"])
+        problem = suite.problem(params["profile"])
+        if problem:
+            raise ValueError(problem)
         if module.check_mode:
             module.exit_json(changed=False, report={}, summary="check mode: nothing was asked")
         token = read_token(params["api_key"], params["api_key_file"])
         client = Client(params["base_url"], token)
         engine = Client(params["engine_url"], token) if params["engine_url"] else None
+        problem = write_problem(params["report_path"]) if params["report_path"] else ""
+        if problem:
+            raise ValueError(problem)
     except ValueError as error:
         module.fail_json(msg=f"nothing was asked: {error}")
     report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine)

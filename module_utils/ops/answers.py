@@ -8,21 +8,43 @@ wrong even if it begins right.
 from __future__ import annotations
 
 import json
+import operator
 import re
 import typing as t
 import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 
+from .http import parse_json
+
 KINDS = ("non_empty", "exact", "word", "integer", "json", "regex", "tool_call")
 
-_INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+# Among them the marks of writing direction.
+_INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\u061c\ufe0e\ufe0f\ufeff\u00ad]")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _NUMBER = re.compile(r"(?<![\w.,])(?:(?<![^\s(\[=:*$\\{])-)?\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|[.,]\d)", re.ASCII)
-_NEGATIONS = ("not", "no", "never", "isn't", "wasn't", "isnt", "cannot")
+# Words that turn a clause round, and words that take a whole answer back.
+_NEGATIONS = ("not", "never", "neither", "nor", "cannot", "isnt", "wasnt")
+_DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure")
+_CLAUSE = re.compile(r"[^.;:!?\n]*(?:[.:](?=\d)[^.;:!?\n]*)*[.;:!?\n]?")
+_BUT = re.compile(r"\bbut\b")
+# What makes another number of one, in front of it and behind it.
+_BEFORE_NUMBER = re.compile(r"(?:[~\u2248\u00b1]|\d[ ]*[*/+^x\u00d7\u00b7\u2044-]|\d(?:[ ]+|')|[/\u2044^])[ ]*$")
+_AFTER_NUMBER = re.compile(
+    r"[ ]*(?:%|\u2030|per ?cent|[*/+^x\u00d7\u00b7\u2044-][ ]*\d|\d|[ej]\d"
+    r"|(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
+)
+# A computation without a word, such as 17*20+17*3 = 340+51.
+_COMPUTATION = re.compile(r"[\d\s()*/+x\u00d7\u00b7\u2044.,\\{}$=-]+")
+# A column rule or an empty line of a Markdown table.
+_TABLE_RULE = re.compile(r"[ \t]*\|[|:\- \t]{0,200}")
+_LIST_NUMBER = re.compile(r"\(?\d{1,4}[.):]")
+# So long a rule of dashes, or run of digits, is a loop; words need less.
+_MIN_RULE = 40
 # What a template, a reasoning parser or a tool parser should have taken out of the content.
 _MARKERS = re.compile(
-    r"</?think(?:ing)?>|<\|[a-z_]+\|>|<\uff5c[^\uff5c>]{1,40}\uff5c>|\|DSML\||\uff5cDSML\uff5c|\[/?INST\]|</?tool_calls?>"
+    # Among them the characters that stand for broken ones, and those that steer a terminal.
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]|</?think(?:ing)?>|<\|[a-z_]+\|>|<\uff5c[^\uff5c>]{1,40}\uff5c>|\|DSML\||\uff5cDSML\uff5c|\[/?INST\]|</?tool_calls?>"
 )
 
 
@@ -45,7 +67,9 @@ def normalise(text: str) -> str:
 
 def bare(text: str) -> str:
     """normalise, without the quotes, emphasis and final punctuation that surround a short answer."""
-    return normalise(text).strip(" \"'`*_.!,;:()[]\u201c\u201d")
+    return normalise(text).strip(
+        " \"'`*_.!,;:()[]\u201c\u201d\u201e\u00ab\u00bb\u3001\u3002\u300a\u300b\u300c\u300d\u300e\u300f\u3010\u3011"
+    )
 
 
 def words(text: str) -> list[str]:
@@ -65,27 +89,33 @@ def is_empty(text: str) -> bool:
 def find_loop(text: str) -> str | None:
     """The unit that a text repeats, or None.
 
-    Two views: words (a phrase of 1 to 40 words) and characters (a unit of 1 to 12, for text without spaces). A unit
-    counts as a loop when it stands at least 4 times in a row and covers at least 12 words, or 24 characters.
+    Three views: words (a phrase of 1 to 40 words), words without the numbers of a list, and characters (a unit of 1 to
+    200, for text without spaces). A unit counts as a loop when it stands at least 4 times in a row and covers at least
+    12 words, or 24 characters; one without a letter, such as a rule of dashes, at least 40 characters.
     """
-    tokens = text.split()
-    found = _repeated(tokens, max_unit=40, min_repeats=4, min_length=12)
-    if found:
-        return " ".join(found)
-    squeezed = "".join(tokens)
-    unit = _repeated(squeezed, max_unit=12, min_repeats=4, min_length=24)
-    return "".join(unit) if unit else None
+    tokens = "\n".join(line for line in text.splitlines() if not _TABLE_RULE.fullmatch(line)).split()
+    plain = [token for token in tokens if not _LIST_NUMBER.fullmatch(token)]
+    for view in (tokens, plain):
+        found = _repeated(view, max_unit=40, min_repeats=4, min_length=12)
+        if found:
+            return " ".join(found)
+    found = _repeated("".join(tokens), max_unit=200, min_repeats=4, min_length=24)
+    return "".join(found) if found else None
 
 
 def _repeated(items: t.Sequence[str], max_unit: int, min_repeats: int, min_length: int) -> t.Sequence[str] | None:
     """The shortest unit that stands often enough in a row anywhere in the items."""
     for unit in range(1, min(max_unit, len(items) // min_repeats) + 1):
-        needed = max(min_repeats * unit, min_length)
-        run = unit
-        for index in range(unit, len(items)):
-            run = run + 1 if items[index] == items[index - unit] else unit
-            if run >= needed:
-                return items[index + 1 - unit : index + 1]
+        # One byte an item: whether it is the same as the one a unit before.
+        same = bytes(map(operator.eq, items[unit:], items))
+        wanted = b"\1" * (max(min_repeats * unit, min_length) - unit)
+        start = same.find(wanted)
+        while start >= 0:
+            end = same.find(b"\0", start)
+            run = items[start : (len(same) if end < 0 else end) + unit]
+            if any(map(str.isalpha, "".join(run[:unit]))) or sum(map(len, run)) >= _MIN_RULE:
+                return run[:unit]
+            start = same.find(wanted, end) if end >= 0 else -1
     return None
 
 
@@ -97,17 +127,28 @@ def find_marker(text: str) -> str | None:
 
 def check_expectation(expectation: t.Mapping[str, t.Any]) -> str | None:
     """Why an expectation is not usable, or None. Known kinds are in KINDS."""
-    kind = expectation.get("kind")
+    kind, value = expectation.get("kind"), expectation.get("value")
     if kind not in KINDS:
         return f"kind is {kind!r}, known are {', '.join(KINDS)}"
-    if kind != "non_empty" and expectation.get("value") in (None, ""):
+    unknown = sorted(set(expectation) - {"kind", "value", "reject"})
+    if unknown:
+        return f"{', '.join(unknown)} is unknown, known are kind, value, reject"
+    if kind != "non_empty" and (value is None or value in ("", [])):
         return f"kind {kind} needs a value"
+    if not all(map(_is_word, _list(expectation.get("reject")))):
+        return f"reject is {expectation['reject']!r}, wanted words"
+    if kind in ("exact", "word") and not all(map(_is_word, _list(value))):
+        return f"value is {value!r}, kind {kind} needs text, or a list of texts"
+    if kind == "regex" and not isinstance(value, str):
+        return f"value is {value!r}, kind regex needs text"
     if kind == "integer" and not re.fullmatch(r"-?\d+", str(expectation["value"])):
         return f"value is {expectation['value']!r}, kind integer needs an integer"
     if kind in ("json", "tool_call") and not isinstance(expectation["value"], dict):
         return f"value is {expectation['value']!r}, kind {kind} needs a mapping"
-    if kind == "tool_call" and "name" not in expectation["value"]:
+    if kind == "tool_call" and not isinstance(value.get("name"), str):
         return "kind tool_call needs value.name, and value.arguments to compare the arguments"
+    if kind == "tool_call" and not isinstance(value.get("arguments", {}), dict):
+        return f"value.arguments is {value['arguments']!r}, wanted a mapping"
     if kind == "regex":
         try:
             re.compile(str(expectation["value"]))
@@ -125,8 +166,10 @@ def judge(
     """Compare an answer with an expectation.
 
     kind exact      the whole answer is the value, but for case, quotes and a final full stop
-    kind word       the value stands in the answer as a word (or words), and not behind a negation
-    kind integer    every number in the answer that is not in the question is the value, and it is there
+    kind word       the value stands in the answer as a word (or words), in a clause that neither denies nor asks it;
+                    a number as a word is not part of another one, such as 4 in 4.5, -4, 4,000 or 3/4
+    kind integer    every number in the answer that is not in the question is the value, and it is there, or the answer
+                    is a computation that ends in it
     kind json       the answer is JSON and holds the value (a mapping: at least these keys with these values)
     kind regex      the value matches the whole answer
     kind tool_call  exactly one call, of value.name, whose arguments are JSON and hold value.arguments
@@ -145,7 +188,7 @@ def judge(
         "non_empty": lambda: "",
         "exact": lambda: _exact(text, value),
         "word": lambda: _word(text, value),
-        "integer": lambda: _integer(text, value, question),
+        "integer": lambda: _integer(text, value, question, _list(expectation.get("reject"))),
         "json": lambda: _json(text, value),
         "regex": lambda: "" if re.fullmatch(str(value), text.strip(), re.DOTALL) else "the pattern does not match",
     }[kind]()
@@ -161,18 +204,70 @@ def _list(value: t.Any) -> list[t.Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _is_word(value: t.Any) -> bool:
+    """Whether a value is text, or a number that can be written as text."""
+    return (isinstance(value, (str, int)) and not isinstance(value, bool) and value != "") or isinstance(value, float)
+
+
+def _lines(text: str) -> str:
+    """normalise, with the ends of the lines kept."""
+    return "\n".join(map(normalise, text.splitlines()))
+
+
+def _clauses(text: str) -> list[str]:
+    """The clauses of a normalised text; "not A, but B" are two."""
+    return [part for clause in _CLAUSE.findall(text) for part in _BUT.split(clause) if part.strip()]
+
+
+def _denied(clause: str) -> bool:
+    said = words(clause)
+    return clause.rstrip().endswith("?") or any(word in _NEGATIONS or word.endswith("n't") for word in said)
+
+
+def _doubt(text: str) -> str:
+    """The word that takes an answer back, or an empty string."""
+    return next((word for word in words(text) if word in _DOUBTS), "")
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    """Whether a number is no part of another one: no fraction, per cent, power or million."""
+    return not _BEFORE_NUMBER.search(text[max(0, start - 20) : start]) and not _AFTER_NUMBER.match(text, end)
+
+
 def _exact(text: str, value: t.Any) -> str:
     return "" if bare(text) in [bare(str(option)) for option in _list(value)] else "the answer is another one"
 
 
 def _word(text: str, value: t.Any) -> str:
-    said = words(text)
-    positions = [(start, option) for option in _list(value) for start in _positions(said, words(str(option)))]
-    if not positions:
+    clauses = _clauses(_lines(text))
+    holding = [clause for clause in clauses if any(_says(clause, str(option)) for option in _list(value))]
+    if not holding:
         return "the word is not in the answer"
-    if all(start > 0 and said[start - 1] in _NEGATIONS for start, option in positions):
+    if all(_denied(clause) or _no(clause, value) for clause in holding):
         return "the answer denies the word"
-    return ""
+    doubt = _doubt(text)
+    return f"the answer holds {doubt!r}" if doubt and doubt not in words(" ".join(map(str, _list(value)))) else ""
+
+
+def _says(clause: str, option: str) -> bool:
+    """Whether a clause holds the word; a number must stand alone."""
+    if not re.fullmatch(r"\d+", option.strip()):
+        return _holds_words(words(clause), words(option))
+    wanted = Decimal(option.strip())
+    return any(
+        _value(match) == wanted and _stands_alone(clause, *match.span()) and not clause[: match.start()].endswith("-")
+        for match in _NUMBER.finditer(clause)
+    )
+
+
+def _no(clause: str, value: t.Any) -> bool:
+    said = words(clause)
+    starts = [start for option in _list(value) for start in _positions(said, words(str(option)))]
+    return bool(starts) and all(start > 0 and said[start - 1] == "no" for start in starts)
+
+
+def _value(match: re.Match[str]) -> Decimal:
+    return Decimal(match[0].replace(",", ""))
 
 
 def _positions(said: t.Sequence[str], wanted: t.Sequence[str]) -> list[int]:
@@ -184,19 +279,45 @@ def _holds_words(said: t.Sequence[str], wanted: t.Sequence[str]) -> bool:
     return bool(_positions(said, wanted))
 
 
-def _integer(text: str, value: t.Any, question: str) -> str:
+def _integer(text: str, value: t.Any, question: str, reject: t.Sequence[t.Any] = ()) -> str:
     wanted = Decimal(str(value))
-    operands = set(numbers(question)) - {wanted}
+    lines = _lines(text)
+    if _computes(lines, wanted):
+        return ""
+    operands = set(numbers(question)) - {wanted} - {Decimal(str(number)) for number in reject if _is_number(number)}
     said = [number for number in numbers(text) if number not in operands]
     if not said:
         return "the answer holds no number of its own"
-    wrong = [str(number) for number in said if number != wanted]
-    return f"the answer says {', '.join(wrong[:5])}" if wrong else ""
+    wrong = [str(number)[:40] for number in said if number != wanted]
+    if wrong:
+        return f"the answer says {', '.join(wrong[:5])}"
+    places = [match.span() for match in _NUMBER.finditer(lines) if _value(match) == wanted]
+    parts = [lines[max(0, start - 12) : end + 12] for start, end in places if not _stands_alone(lines, start, end)]
+    if parts:
+        return f"the answer says {parts[0]!r}"
+    if any(_denied(clause) for clause in _clauses(lines) if wanted in numbers(clause)):
+        return "the answer denies the number"
+    doubt = _doubt(text)
+    return f"the answer holds {doubt!r}" if doubt else ""
+
+
+def _is_number(value: t.Any) -> bool:
+    return bool(re.fullmatch(r"-?\d+", str(value), re.ASCII))
+
+
+def _computes(text: str, wanted: Decimal) -> bool:
+    """Whether the answer is one computation that ends in the value, and no step of it is another number."""
+    text = text.strip(" .*$\n")
+    steps = text.split("=")
+    if len(steps) < 2 or not _COMPUTATION.fullmatch(text):
+        return False
+    alone = [numbers(step) for step in steps if re.fullmatch(r"\W*-?[\d.,]+\W*", step)]
+    return numbers(steps[-1]) == [wanted] and [wanted] in alone[-1:] and all(found == [wanted] for found in alone)
 
 
 def _json(text: str, value: t.Any) -> str:
     try:
-        seen = json.loads(text)
+        seen = parse_json(text)
     except ValueError:
         return "the answer is not JSON"
     return _difference(seen, value, "answer")
@@ -238,7 +359,7 @@ def _judge_tool_call(value: t.Mapping[str, t.Any], calls: t.Sequence[t.Mapping[s
     if call.get("name") != value["name"]:
         return Verdict(False, seen, wanted, f"the call is of {call.get('name')!r}")
     try:
-        arguments = json.loads(call.get("arguments") or "")
+        arguments = parse_json(call.get("arguments") or "")
     except ValueError:
         return Verdict(False, seen, wanted, "the arguments are not JSON")
     reason = _difference(arguments, value.get("arguments") or {}, "arguments")

@@ -7,6 +7,7 @@ reporting the tokens of its last request. /v1/loads is up to date.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import typing as t
@@ -20,8 +21,10 @@ METRICS_PATH = "/metrics"
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "num_requests_total")
 # Steps in which drafts of speculative decoding were verified; a request's are added at its end.
 VERIFY_STEPS = "spec_verify_calls_total"
-# A scrape through OpenMetrics turns the colon into an underscore.
-_SAMPLE = re.compile(r"^sglang[:_](\w+)(?:\{.*\})? (\S+)$")
+# A scrape through OpenMetrics turns the colon into an underscore. A timestamp and an exemplar may follow the value.
+_SAMPLE = re.compile(
+    r'^sglang[:_](\w+)(?:\{(?:[^"}]|"(?:\\.|[^"\\])*")*\})?[ \t]+(\S+)(?:[ \t]+[-\d.eE+]+)?(?:[ \t]+#.*)?\s*$'
+)
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,24 @@ def read_load(client: Client, timeout: float = 10.0) -> Load:
     answer = client.get_json(LOADS_PATH, timeout)
     try:
         ranks = answer["loads"]
+        if not ranks:
+            raise ValueError("it has no ranks")
         return Load(
-            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
-            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            used_tokens=sum(_count(rank, "num_used_tokens") for rank in ranks),
+            running=sum(_count(rank, "num_running_reqs") for rank in ranks),
+            waiting=sum(_count(rank, "num_waiting_reqs") for rank in ranks),
         )
-    except (KeyError, TypeError, ValueError):
-        detail, elapsed = "the answer reports no load", time.monotonic() - start
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        why = f": {error}" if isinstance(error, ValueError) else ""
+        detail, elapsed = f"the answer reports no load{why}", time.monotonic() - start
         raise HttpError("body", "GET", client.base_url + LOADS_PATH, detail, elapsed, 200, str(answer)[:200]) from None
+
+
+def _count(rank: t.Mapping[str, t.Any], name: str) -> int:
+    value = rank[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {str(value)[:80]!r}, wanted a count")
+    return int(value)
 
 
 def read_counters(client: Client, timeout: float = 10.0) -> dict[str, float]:
@@ -63,13 +76,28 @@ def read_counters(client: Client, timeout: float = 10.0) -> dict[str, float]:
 
 
 def parse_counters(text: str, names: t.Sequence[str] = COUNTERS) -> dict[str, float]:
-    """Counters of a /metrics page, summed over their labels; one that does not exist yet is 0."""
+    """Counters of a /metrics page, summed over their labels; one that does not exist yet is 0.
+
+    Raises HttpError for one that is no number, or none to count with.
+    """
     sums = dict.fromkeys(names, 0.0)
-    for line in text.splitlines():
+    for line in text.split("\n"):
         match = _SAMPLE.match(line)
         if match and match[1] in sums:
-            sums[match[1]] += float(match[2])
+            sums[match[1]] += _number(match[1], match[2])
+    for name, value in sums.items():
+        _number(name, value)
     return sums
+
+
+def _number(name: str, given: str | float) -> float:
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise HttpError("body", "GET", METRICS_PATH, f"{name} is {str(given)[:80]!r}, wanted a finite count", 0.0, 200)
+    return value
 
 
 @dataclass(frozen=True)
@@ -95,7 +123,8 @@ def watch(client: Client, until: t.Callable[[Load], bool], window: float, pause:
     start = time.monotonic()
     samples: list[tuple[float, Load]] = []
     while True:
-        load, elapsed = read_load(client), time.monotonic() - start
+        load = read_load(client, max(1.0, min(10.0, window - (time.monotonic() - start))))
+        elapsed = time.monotonic() - start
         if not samples or samples[-1][1] != load:
             samples.append((elapsed, load))
         if until(load):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import shlex
 import socket
 import ssl
@@ -22,6 +23,17 @@ from urllib.parse import urlsplit
 
 BODY_EXCERPT_BYTES = 200
 READ_BYTES = 65536
+# A server that sends without end fills no memory: whole bodies and streams, and one line of a stream.
+MAX_BODY_BYTES = 64 << 20
+MAX_LINE_BYTES = 4 << 20
+# Error texts and reason phrases of a server, in characters.
+MAX_WORDS = 200
+MAX_JSON_DEPTH = 100
+STREAM_END = "[DONE]"
+
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 
 class HttpError(Exception):
@@ -78,6 +90,54 @@ def excerpt(body: bytes) -> str:
     return body[:BODY_EXCERPT_BYTES].decode("utf-8", errors="replace")
 
 
+def parse_json(text: str | bytes) -> t.Any:
+    """The value of a JSON text from elsewhere. Raises ValueError, also for what other readers refuse or choke on.
+
+    Refused are NaN and Infinity, half a character (a surrogate without its other half), and nesting that is too deep.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        raw = text if isinstance(text, str) else text.decode("utf-8", errors="replace")
+        if raw.count("[") + raw.count("{") > MAX_JSON_DEPTH and _is_deep(value):
+            raise RecursionError
+        if _HALF_CHARACTER.search(raw):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character") from None
+    return value
+
+
+def _is_deep(value: t.Any) -> bool:
+    level = [value]
+    for _depth in range(MAX_JSON_DEPTH):
+        inner = [one for one in level if isinstance(one, (dict, list))]
+        level = [item for one in inner for item in (one.values() if isinstance(one, dict) else one)]
+    return bool(level)
+
+
+def _refuse_constant(name: str) -> t.Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def url_problem(url: str) -> str:
+    """Why a text is no URL of a server, or an empty string. The reason never quotes what may be a password."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
+    except ValueError as error:  # UnicodeError is one
+        return f"the URL is not usable: {error}"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"{url!r} is not an http:// or https:// URL" if "@" not in url else "the URL is not an http:// URL"
+    if parts.username or parts.password or parts.query or parts.fragment:
+        return "the URL may hold scheme, host, port and path only; give the API key apart from it"
+    if any(ord(char) < 33 or ord(char) > 126 for char in url):
+        return f"the URL {url!r} holds a space or a character outside printable ASCII"
+    return f"the URL {url!r} has port 0, wanted 1 to 65535" if port == 0 else ""
+
+
 def read_token(token: str | None = None, token_file: str | None = None) -> str | None:
     """The bearer token, given as a string or as the path of a file that holds it; None when neither is given.
 
@@ -118,40 +178,66 @@ def fields_command(url: str, key_file: str | None, names: t.Iterable[str]) -> st
 def sse_data(pieces: t.Iterable[bytes]) -> t.Iterator[str]:
     """The data of each server-sent event, from a body cut anywhere.
 
-    Lines are cut as bytes and decoded whole, so a character split between two pieces stays whole. An event whose
-    closing blank line never came is not yielded: it may be cut.
+    Lines are cut as bytes and decoded whole, so a character split between two pieces stays whole; they end with CRLF,
+    LF or CR. An event whose closing blank line never came is not yielded: it may be cut. Only STREAM_END needs none.
+    Raises ValueError for a line that is too long.
     """
-    rest = b""
     data: list[str] = []
+    for line in _sse_lines(pieces):
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        if data and (not line or data[-1].strip() == STREAM_END):
+            yield "\n".join(data)
+            data = []
+
+
+def _sse_lines(pieces: t.Iterable[bytes]) -> t.Iterator[str]:
+    rest = b""
+    first = True
     for piece in pieces:
         rest += piece
-        *lines, rest = rest.split(b"\n")
+        if first and len(rest) >= len(_BYTE_ORDER_MARK):
+            first, rest = False, rest.removeprefix(_BYTE_ORDER_MARK)
+        *lines, rest = _LINE_END.split(rest)
+        if len(rest) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of the stream is longer than {MAX_LINE_BYTES >> 20} MiB")
         for raw in lines:
-            line = raw.rstrip(b"\r").decode("utf-8", errors="replace")
-            if line.startswith("data:"):
-                value = line[5:]
-                data.append(value.removeprefix(" "))
-            elif not line and data:
-                yield "\n".join(data)
-                data = []
+            yield raw.decode("utf-8", errors="replace")
+    last = rest.decode("utf-8", errors="replace")
+    if last.endswith("\r") or last.strip() == f"data: {STREAM_END}":
+        yield last.rstrip("\r")
+        yield ""
 
 
 class Client:
     """Calls to one base URL, such as http://127.0.0.1:30001."""
 
     def __init__(self, base_url: str, token: str | None = None, timeout: float = 30.0) -> None:
+        problem = url_problem(base_url)
+        if problem:
+            raise ValueError(problem)
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{base_url!r} is not an http:// or https:// URL")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("the URL may hold scheme, host, port and path only; give the API key apart from it")
         self.base_url = base_url.rstrip("/")
         self.timeout = timeout
         self._parts = parts
         self._path = parts.path.rstrip("/")
-        # Raises ValueError when it is no port number.
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self._token = token
+
+    def redacted(self, text: str) -> str:
+        """A text without this client's key, which some servers repeat in their errors."""
+        for key in self._keys():
+            text = text.replace(key, "***")
+        return text
+
+    def _redacted(self, body: bytes) -> bytes:
+        for key in self._keys():
+            body = body.replace(key.encode(), b"***")
+        return body
+
+    def _keys(self) -> tuple[str, ...]:
+        """The key as it is, and as it stands in JSON."""
+        return (self._token, json.dumps(self._token)[1:-1]) if self._token else ()
 
     def get(self, path: str, timeout: float | None = None) -> Response:
         return self._whole("GET", path, None, timeout)
@@ -165,23 +251,28 @@ class Client:
     def post_sse(self, path: str, payload: t.Any, timeout: float | None = None) -> t.Iterator[str]:
         """The data of each event of a streamed answer, as they arrive."""
         call = _Call(self, "POST", path, payload, timeout)
-        return sse_data(call.pieces())
+        try:
+            for data in sse_data(call.pieces()):
+                yield self.redacted(data)
+        except ValueError as error:
+            raise call.error("body", str(error)) from None
 
     def _whole(self, method: str, path: str, payload: t.Any, timeout: float | None) -> Response:
         call = _Call(self, method, path, payload, timeout)
-        body = b"".join(call.pieces())
-        return Response(call.status, call.headers, body, call.elapsed_s)
+        body = self._redacted(b"".join(call.pieces()))
+        headers = {name: self.redacted(value) for name, value in call.headers.items()}
+        return Response(call.status, headers, body, call.elapsed_s)
 
     def _json(self, method: str, path: str, payload: t.Any, timeout: float | None) -> t.Any:
         response = self._whole(method, path, payload, timeout)
         try:
-            return json.loads(response.body)
-        except ValueError:
+            return parse_json(response.body)
+        except ValueError as error:
             raise HttpError(
                 "body",
                 method,
                 self.base_url + path,
-                "the answer is not JSON",
+                f"the answer is not JSON: {str(error)[:MAX_WORDS]}",
                 response.elapsed_s,
                 response.status,
                 excerpt(response.body),
@@ -208,6 +299,7 @@ class _Call:
         return time.monotonic() - self._start
 
     def error(self, kind: str, detail: str, body: bytes = b"") -> HttpError:
+        detail, body = self._client.redacted(detail)[:MAX_WORDS], self._client._redacted(body)
         return HttpError(kind, self._method, self._url, detail, self.elapsed_s, self.status or None, excerpt(body))
 
     def pieces(self) -> t.Iterator[bytes]:
@@ -274,17 +366,21 @@ class _Call:
     def _body(self, response: http.client.HTTPResponse) -> t.Iterator[bytes]:
         if not 200 <= response.status <= 299:
             raise self._status_error(response)
+        size = 0
         while True:
             piece = response.read1(READ_BYTES)
             if not piece:
                 break
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                raise self.error("body", f"the answer is longer than {MAX_BODY_BYTES >> 20} MiB")
             yield piece
         if response.length and not self._expired.is_set():
             raise self.error("truncated", f"the connection ended {response.length} bytes before the end")
 
     def _status_error(self, response: http.client.HTTPResponse) -> HttpError:
         try:
-            body = response.read(BODY_EXCERPT_BYTES)
+            body = response.read1(READ_BYTES)  # more than is shown: a key must not be cut before it is found
         except (OSError, http.client.HTTPException):
             body = b""
         return self.error("status", f"status {response.status} {response.reason}".rstrip(), body)

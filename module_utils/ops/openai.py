@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One call of an OpenAI-compatible /v1/chat/completions, streamed or not, as one dataclass."""
+"""One call of an OpenAI-compatible /v1/chat/completions, streamed or not, as one dataclass.
+
+What a server sends is checked here and nowhere else: a value of another type, a text without end or half a character
+is an HttpError that names it, so that what compares answers meets only what ChatAnswer promises.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ import time
 import typing as t
 from dataclasses import dataclass, field
 
-from .http import Client, HttpError
+from .http import STREAM_END, Client, HttpError, parse_json
 
 CHAT_PATH = "/v1/chat/completions"
-STREAM_END = "[DONE]"
+# Longer texts are not compared, in characters; names are cut.
+MAX_TEXT = 200_000
+MAX_NAME = 200
+MAX_CALLS = 128
 
 
 @dataclass(frozen=True)
@@ -19,8 +26,8 @@ class ChatAnswer:
     """What the server answered.
 
     text is the content, reasoning what a reasoning parser separated from it. usage is the server's own token count,
-    None when it sent none. ttft_s is the time to the first content, reasoning or tool call (streamed only), chunks the
-    number of events that carried any.
+    None when it sent none. ttft_s is the time to the first content or reasoning that is more than space, or tool call
+    (streamed only), chunks the number of events that carried any.
     """
 
     text: str
@@ -39,13 +46,17 @@ def chat(client: Client, payload: dict[str, t.Any], stream: bool = False, timeou
     return _streamed(client, payload, timeout) if stream else _whole(client, payload, timeout)
 
 
+class _Unusable(ValueError):
+    """A value that the protocol does not know. The text names it."""
+
+
 def served_models(client: Client, timeout: float | None = None) -> list[str]:
     """The model names that the server lists."""
     start = time.monotonic()
     answer = client.get_json("/v1/models", timeout)
     try:
-        return [str(entry["id"]) for entry in answer["data"]]
-    except (KeyError, TypeError):
+        return [_name(entry["id"], "an id") or "" for entry in _list(answer["data"], "data")]
+    except (KeyError, TypeError, _Unusable):
         raise _body_error(client, "GET", "/v1/models", "the answer lists no models", start, answer) from None
 
 
@@ -56,17 +67,22 @@ def _whole(client: Client, payload: dict[str, t.Any], timeout: float | None) -> 
     try:
         choice = answer["choices"][0]
         message = choice["message"]
+        text, reasoning = _text(message.get("content"), "content"), _text(message.get("reasoning_content"), "reasoning")
+        calls = tuple(_function(call) for call in _list(message.get("tool_calls"), "tool_calls"))
+        _bounded(len(text) + len(reasoning) + sum(len(call["arguments"]) for call in calls))
         return ChatAnswer(
-            text=message.get("content") or "",
-            reasoning=message.get("reasoning_content") or "",
-            finish_reason=choice.get("finish_reason"),
-            usage=answer.get("usage"),
-            model=answer.get("model"),
-            tool_calls=tuple(_function(call) for call in message.get("tool_calls") or ()),
+            text=text,
+            reasoning=reasoning,
+            finish_reason=_name(choice.get("finish_reason"), "finish_reason"),
+            usage=_usage(answer.get("usage")),
+            model=_name(answer.get("model"), "model"),
+            tool_calls=calls,
             ttft_s=None,
             total_s=time.monotonic() - start,
             chunks=1,
         )
+    except _Unusable as error:
+        raise _body_error(client, "POST", CHAT_PATH, str(error), start, answer) from None
     except (KeyError, IndexError, TypeError, AttributeError):
         raise _body_error(client, "POST", CHAT_PATH, "the answer has no choice with a message", start, answer) from None
 
@@ -76,15 +92,17 @@ def _streamed(client: Client, payload: dict[str, t.Any], timeout: float | None) 
     state = _Stream()
     request = {**payload, "stream": True, "stream_options": {"include_usage": True}}
     for data in client.post_sse(CHAT_PATH, request, timeout):
-        if data == STREAM_END:
-            return state.answer(time.monotonic() - start)
+        if data.strip() == STREAM_END:
+            return state.answer(client, time.monotonic() - start)
         try:
-            event = json.loads(data)
-        except ValueError:
-            raise _body_error(client, "POST", CHAT_PATH, "an event is not JSON", start, data) from None
+            event = parse_json(data)
+        except ValueError as error:
+            raise _body_error(client, "POST", CHAT_PATH, f"an event is not JSON: {error}", start, data) from None
         _refuse_error_object(client, event, start)
         try:
             state.add(event, time.monotonic() - start)
+        except _Unusable as error:
+            raise _body_error(client, "POST", CHAT_PATH, str(error), start, event) from None
         except (KeyError, IndexError, TypeError, AttributeError):
             raise _body_error(client, "POST", CHAT_PATH, "an event has an unknown shape", start, event) from None
     raise HttpError(
@@ -94,7 +112,7 @@ def _streamed(client: Client, payload: dict[str, t.Any], timeout: float | None) 
         f"the stream ended without {STREAM_END} after {state.chunks} chunks",
         time.monotonic() - start,
         200,
-        state.text()[-100:],
+        client.redacted(state.text())[-100:],
     )
 
 
@@ -110,40 +128,54 @@ class _Stream:
     model: str | None = None
     ttft_s: float | None = None
     chunks: int = 0
+    size: int = 0
 
     def add(self, event: dict[str, t.Any], elapsed_s: float) -> None:
-        self.model = self.model or event.get("model")
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices") or ():
+        self.model = self.model or _name(event.get("model"), "model")
+        self.usage = _usage(event.get("usage")) or self.usage
+        for choice in _list(event.get("choices"), "choices"):
             delta = choice.get("delta") or {}
-            content, reasoning = delta.get("content") or "", delta.get("reasoning_content") or ""
-            calls = delta.get("tool_calls") or ()
+            content = _text(delta.get("content"), "content")
+            reasoning = _text(delta.get("reasoning_content"), "reasoning")
+            calls = _list(delta.get("tool_calls"), "tool_calls")
             if content or reasoning or calls:
                 self.chunks += 1
-                self.ttft_s = elapsed_s if self.ttft_s is None else self.ttft_s
+            if self.ttft_s is None and (content.strip() or reasoning.strip() or calls):
+                self.ttft_s = elapsed_s
+            self._count(len(content) + len(reasoning))
             self.content.append(content)
             self.reasoning.append(reasoning)
             for call in calls:
                 self._add_call(call)
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.finish_reason = _name(choice.get("finish_reason"), "finish_reason") or self.finish_reason
 
     def _add_call(self, call: dict[str, t.Any]) -> None:
-        known = self.tools.setdefault(int(call.get("index") or 0), {"name": "", "arguments": ""})
+        index = call.get("index") or 0
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_CALLS:
+            raise _Unusable(f"the answer has a tool call of index {str(index)[:MAX_NAME]!r}, wanted a number")
+        known = self.tools.setdefault(index, {"name": "", "arguments": []})
         piece = _function(call)
         known["name"] = known["name"] or piece["name"]
-        known["arguments"] += piece["arguments"]
+        known["arguments"].append(piece["arguments"])
+        self._count(len(piece["arguments"]))
+
+    def _count(self, characters: int) -> None:
+        self.size += characters
+        _bounded(self.size)
 
     def text(self) -> str:
         return "".join(self.content)
 
-    def answer(self, total_s: float) -> ChatAnswer:
+    def answer(self, client: Client, total_s: float) -> ChatAnswer:
+        """The whole answer; a key that came in pieces is found only here."""
+        calls = [self.tools[index] for index in sorted(self.tools)]
         return ChatAnswer(
-            text=self.text(),
-            reasoning="".join(self.reasoning),
+            text=client.redacted(self.text()),
+            reasoning=client.redacted("".join(self.reasoning)),
             finish_reason=self.finish_reason,
             usage=self.usage,
             model=self.model,
-            tool_calls=tuple(self.tools[index] for index in sorted(self.tools)),
+            tool_calls=tuple({**call, "arguments": client.redacted("".join(call["arguments"]))} for call in calls),
             ttft_s=self.ttft_s,
             total_s=total_s,
             chunks=self.chunks,
@@ -153,7 +185,45 @@ class _Stream:
 def _function(call: dict[str, t.Any]) -> dict[str, t.Any]:
     """Name and arguments (JSON text) of a tool call."""
     function = call.get("function") or {}
-    return {"name": function.get("name") or "", "arguments": function.get("arguments") or ""}
+    return {
+        "name": _name(function.get("name"), "a tool's name") or "",
+        "arguments": _text(function.get("arguments"), "arguments"),
+    }
+
+
+def _text(value: t.Any, where: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _Unusable(f"the answer has {where} of type {type(value).__name__}, wanted text")
+    return value
+
+
+def _bounded(characters: int) -> None:
+    if characters > MAX_TEXT:
+        raise _Unusable(f"the answer is longer than {MAX_TEXT} characters")
+
+
+def _name(value: t.Any, where: str) -> str | None:
+    """A short text, cut; None stays None."""
+    return None if value is None else _text(value, where)[:MAX_NAME]
+
+
+def _list(value: t.Any, where: str) -> list[t.Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise _Unusable(f"the answer has {where} of type {type(value).__name__}, wanted a list")
+    return value
+
+
+def _usage(value: t.Any) -> dict[str, t.Any] | None:
+    """The token counts; 16.0 is 16."""
+    if value is not None and not isinstance(value, dict):
+        raise _Unusable(f"the answer has usage of type {type(value).__name__}, wanted an object")
+    return value and {
+        name: int(count) if isinstance(count, float) and count.is_integer() else count for name, count in value.items()
+    }
 
 
 def _refuse_error_object(client: Client, answer: t.Any, start: float) -> None:
@@ -164,5 +234,5 @@ def _refuse_error_object(client: Client, answer: t.Any, start: float) -> None:
 
 
 def _body_error(client: Client, method: str, path: str, detail: str, start: float, body: t.Any) -> HttpError:
-    text = body if isinstance(body, str) else json.dumps(body)
+    text = client.redacted(body if isinstance(body, str) else json.dumps(body))
     return HttpError("body", method, client.base_url + path, detail, time.monotonic() - start, 200, text[:200])

@@ -27,6 +27,7 @@ HEALTH_TIMEOUT_S = 25.0
 GENERATION_TIMEOUT_S = 60.0
 INFO_TIMEOUT_S = 10.0
 POLL_S = 1.0
+MAX_COUNT = 2**31
 PROGRESS_S = 15.0
 
 # What SGLang's own health check sends to one side of a disaggregated pair: a request that needs no other side.
@@ -116,13 +117,13 @@ def _requests(count: int, tokens: int) -> str:
     return f"{count} request{'' if count == 1 else 's'} of {tokens_words(tokens)} tokens"
 
 
-def capacity(client: Client) -> Capacity:
+def capacity(client: Client, timeout: float = INFO_TIMEOUT_S) -> Capacity:
     """Ask /server_info and /v1/models. Both are optional: what is not answered stays None.
 
     Only the fields named here are read: /server_info also returns the whole command line, with keys in it.
     """
-    info = _optional_json(client, "/server_info") or _optional_json(client, "/get_server_info") or {}
-    listed = _optional_json(client, "/v1/models") or {}
+    info = _optional_json(client, "/server_info", timeout) or _optional_json(client, "/get_server_info", timeout) or {}
+    listed = _optional_json(client, "/v1/models", timeout) or {}
     models = listed.get("data") or [{}]
     first = models[0] if isinstance(models, list) and isinstance(models[0], dict) else {}
     context = _int(first.get("max_model_len")) or _int(info.get("context_length"))
@@ -135,16 +136,17 @@ def capacity(client: Client) -> Capacity:
     )
 
 
-def _optional_json(client: Client, path: str) -> dict[str, t.Any] | None:
+def _optional_json(client: Client, path: str, timeout: float) -> dict[str, t.Any] | None:
     try:
-        answer = client.get_json(path, INFO_TIMEOUT_S)
+        answer = client.get_json(path, timeout)
     except HttpError:
         return None
     return answer if isinstance(answer, dict) else None
 
 
 def _int(value: t.Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A count of tokens or requests; one that no server can mean is as unknown as none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
 
 
 def ask_unit(client: Client, main_pid: int | None, timeout: float = GENERATION_TIMEOUT_S, side: bool = False) -> Answer:

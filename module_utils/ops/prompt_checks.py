@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from .answers import check_expectation, find_loop, find_marker, is_empty, judge
 from .http import Client, HttpError, curl_command
 from .openai import CHAT_PATH, ChatAnswer, chat, served_models
-from .report import Row, rounded
+from .report import Row, rounded, skipped_row
 
 SEEN_CHARS = 300
 PROFILES = ("quick", "full", "capacity")
 
 # Every fault of an answer: its id, what must hold, and what a failure most often means.
 FAULTS: dict[str, tuple[str, str]] = {
-    "request": ("the server answers in time and to the protocol", "the server refused, broke off or did not answer"),
+    "request": (
+        "the server answers in time and to the protocol",
+        "the server refused, broke off, did not answer, or sent what the protocol does not know",
+    ),
     "expected": ("the answer is the expected one", "the model computes wrong values: kernel, weights or chat template"),
     "non_empty": ("the answer has content", "reasoning or tool parser took all of it, or the first token was the end"),
     "finish_reason": ("the answer ended by itself", "the end token is not recognised, or max_tokens is too small"),
-    "usage": ("the server counts its tokens", "the server or a proxy in front drops usage"),
+    "usage": ("the server counts its tokens", "the server or a proxy in front drops usage, or counts wrong"),
     "loop": ("the answer does not repeat itself", "the model is in a loop: kernel, quantisation or chat template"),
     "markers": ("no control token in the content", "chat template, reasoning parser or tool parser does not fit"),
     "reasoning": ("reasoning is separated as wanted", "reasoning parser missing, or thinking switched the other way"),
@@ -43,6 +46,10 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 MODEL_ROW = "server.model"
 MODELS_TIMEOUT_S = 10.0
+# A list of names that took longer is worth a word.
+SLOW_S = 5.0
+# By how much the counts of one prompt may differ: a template adds some tokens.
+MISCOUNT_TOKENS = 8
 
 
 # Streamed or not, in the order of asking.
@@ -108,6 +115,13 @@ def check_problem(check: PromptCheck) -> str | None:
         return f"check {check.id!r}: min_pass_rate is {check.min_pass_rate}, wanted above 0 and at most 1"
     if check.max_tokens < 1:
         return f"check {check.id!r}: max_tokens is {check.max_tokens}, wanted at least 1"
+    limits = {"timeout": check.timeout, "max_ttft_s": check.max_ttft_s}
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            return f"check {check.id!r}: {name} is {limit}, wanted more than 0"
+    for message in check.messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            return f"check {check.id!r}: a message is {message!r}, wanted a mapping with role and content"
     for name, value, known in (("stream", check.stream, tuple(MODES)), ("profile", check.profile, PROFILES)):
         if value not in known:
             return f"check {check.id!r}: {name} is {value!r}, known are {', '.join(known)}"
@@ -157,7 +171,7 @@ class Try:
                     "mode": mode,
                     "text": answer.text[:SEEN_CHARS],
                     "reasoning": answer.reasoning[:SEEN_CHARS],
-                    "tool_calls": list(answer.tool_calls),
+                    "tool_calls": [{**call, "arguments": call["arguments"][:SEEN_CHARS]} for call in answer.tool_calls],
                     "finish_reason": answer.finish_reason,
                     "usage": answer.usage,
                     "ttft_s": rounded(answer.ttft_s),
@@ -174,18 +188,23 @@ def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
     found: list[Fault] = []
 
     def fault(id: str, reason: str) -> None:
-        found.append(Fault(id, mode, reason))
+        found.append(Fault(id, mode, reason[:SEEN_CHARS]))
 
+    unasked = bool(answer.tool_calls) and "tools" not in check.extra
     if is_empty(answer.text) and not answer.tool_calls:
         aside = f"; {len(answer.reasoning)} characters went into reasoning" if answer.reasoning else ""
         fault("non_empty", f"the content is empty{aside}")
     verdict = judge(check.expect, answer.text, check.question(), answer.tool_calls)
     if not verdict.ok:
         fault("expected", verdict.reason)
+    elif unasked:
+        fault("expected", f"a tool was called, {answer.tool_calls[0]['name']!r}, and none was offered")
     allowed = ("stop", "tool_calls", "length") if check.allow_length else ("stop", "tool_calls")
     if answer.finish_reason not in allowed:
         fault("finish_reason", f"finish_reason is {answer.finish_reason!r}, wanted {' or '.join(allowed)}")
-    usage_problem = _usage_problem(answer.usage)
+    if answer.finish_reason == "tool_calls" and not answer.tool_calls:
+        fault("finish_reason", "finish_reason is 'tool_calls' and there is no call")
+    usage_problem = _usage_problem(answer.usage, check)
     if usage_problem:
         fault("usage", usage_problem)
     texts = [("content", answer.text), ("reasoning", answer.reasoning)]
@@ -206,12 +225,22 @@ def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
     return found
 
 
-def _usage_problem(usage: dict[str, t.Any] | None) -> str:
+def _usage_problem(usage: dict[str, t.Any] | None, check: PromptCheck) -> str:
     if not isinstance(usage, dict):
         return "the answer has no usage"
-    counts = {key: usage.get(key) for key in ("prompt_tokens", "completion_tokens")}
-    wrong = [f"{key}={value!r}" for key, value in counts.items() if not isinstance(value, int) or value < 1]
-    return f"usage has {', '.join(wrong)}, wanted at least 1" if wrong else ""
+    counts = {key: token_count(usage, key) for key in ("prompt_tokens", "completion_tokens")}
+    wrong = [f"{key}={str(usage.get(key))[:40]}" for key, value in counts.items() if value is None or value < 1]
+    if wrong:
+        return f"usage has {', '.join(wrong)}, wanted at least 1"
+    limit, said = check.extra.get("max_tokens", check.max_tokens), counts["completion_tokens"] or 0
+    too_many = isinstance(limit, int) and said > limit + MISCOUNT_TOKENS
+    return f"usage has completion_tokens={said}, max_tokens was {limit}" if too_many else ""
+
+
+def token_count(usage: t.Mapping[str, t.Any] | None, key: str) -> int | None:
+    """A count of the server, None when it is none."""
+    value = (usage or {}).get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
@@ -251,6 +280,11 @@ def ask_once(target: Target, check: PromptCheck) -> Try:
         difference = stream_difference(answers[0][1], answers[1][1])
         if difference:
             faults.append(Fault("same_when_streamed", "both", difference))
+    if len(answers) == 2:
+        counts = [token_count(answer.usage, "prompt_tokens") or 0 for _mode, answer in answers]
+        if all(counts) and max(counts) - min(counts) > max(MISCOUNT_TOKENS, 0.05 * max(counts)):
+            reason = f"usage has prompt_tokens={counts[0]} for the whole answer and {counts[1]} for the streamed one"
+            faults.append(Fault("usage", "both", reason))
     return Try(tuple(faults), tuple(answers), time.monotonic() - start)
 
 
@@ -372,14 +406,15 @@ def model_row(target: Target) -> Row:
     except HttpError as error:
         seen, cause = "nothing", str(error)
     else:
-        seen = ", ".join(served)
+        seen = ", ".join(served)[:SEEN_CHARS] or "no model"
         cause = "" if target.model in served else "another model or another server listens here"
+    elapsed = time.monotonic() - start
     return Row(
         id=MODEL_ROW,
         ok=not cause,
         wanted=target.model,
-        seen=seen,
-        elapsed_s=time.monotonic() - start,
+        seen=seen if elapsed < SLOW_S else f"{seen}, after {elapsed:.1f} s",
+        elapsed_s=elapsed,
         cause=cause,
         next_command=curl_command(f"{target.client.base_url}/v1/models", target.key_file) if cause else "",
         passed=int(not cause),
@@ -389,10 +424,14 @@ def model_row(target: Target) -> Row:
 
 def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
     """One row for each kind of fault. It fails when the fault made a question fail; what a pass rate tolerated is
-    counted in passed/tried, never hidden."""
+    counted in passed/tried, never hidden. Without any answer only the requests can be judged."""
     result = []
+    answered = any(one.answers for row in rows for one in row.tries)
     for id, (wanted, cause) in FAULTS.items():
         hits = [(row, fault) for row in rows for one in row.tries for fault in one.faults if fault.id == id]
+        if not hits and not answered and (id != "request" or not rows):
+            result.append(skipped_row(f"answer.{id}", wanted, "no question was answered"))
+            continue
         bad = [(row, fault) for row, fault in hits if not row.ok]
         tried = sum(row.tried for row in rows)
         seen = "; ".join(f"{row.id} ({fault.mode}): {fault.reason}" for row, fault in (bad or hits)[:3])

@@ -6,14 +6,19 @@ A row is ok, failed, or skipped. Skipped means that it could not be judged, and 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import re
 import tempfile
 import time
 import typing as t
 from dataclasses import dataclass, field
 
 REPORT_SCHEMA = 2
+# Characters that would steer a terminal or cut a line.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,21 @@ def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_
     return Row(id, False, wanted, "not judged", elapsed_s, cause=why, next_command=next_command, skipped=True)
 
 
+def plain(value: t.Any, redacted: t.Callable[[str], str] = str) -> t.Any:
+    """The value as any reader of JSON and any terminal takes it; redacted takes secrets out of a text.
+
+    Control characters and half characters are escaped, numbers that are not finite become text.
+    """
+    if isinstance(value, str):
+        text = redacted(value).encode("utf-8", "backslashreplace").decode("utf-8")
+        return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {plain(str(name), redacted): plain(one, redacted) for name, one in value.items()}
+    return [plain(one, redacted) for one in value] if isinstance(value, (list, tuple)) else value
+
+
 def build_report(rows: t.Sequence[Row], started: float, elapsed_s: float, **head: t.Any) -> dict[str, t.Any]:
     """The report as plain data. started is seconds since the epoch; head are further fields, such as base_url.
 
@@ -96,9 +116,14 @@ def summary_text(report: t.Mapping[str, t.Any]) -> str:
     """One line."""
     text = f"{report['passed']} of {len(report['checks'])} checks passed in {report['elapsed_s']:.1f} s"
     if report["skipped"]:
-        text += f", not judged: {', '.join(report['skipped'])}"
+        text += f", not judged: {_ids(report['skipped'])}"
     tolerated = report["failed_tries"] if report["ok"] else 0
     return f"{text}; {tolerated} failed tries were within their pass rate" if tolerated else text
+
+
+def _ids(ids: t.Sequence[str]) -> str:
+    """Ids for one line; the report has them all."""
+    return ", ".join(ids) if len(ids) <= 6 else f"{', '.join(ids[:3])} and {len(ids) - 3} more"
 
 
 def failure_text(report: t.Mapping[str, t.Any]) -> str:
@@ -106,14 +131,31 @@ def failure_text(report: t.Mapping[str, t.Any]) -> str:
     where = report.get("base_url") or report.get("unit")
     lines = [f"{len(report['failed'])} of {len(report['checks'])} checks failed at {where}"]
     bad = [row for row in report["checks"] if not row["ok"]]
+    unjudged: dict[str, list[str]] = {}
     for row in bad:
         if row["skipped"]:
-            lines.append(f"{row['id']}: not judged: {row['cause']}")
+            unjudged.setdefault(row["cause"], []).append(row["id"])
         else:
             lines.append(f"{row['id']}: wanted {row['wanted']!r}, seen {row['seen']!r}; {row['cause']}")
+    lines += [f"{_ids(ids)}: not judged: {cause}" for cause, ids in unjudged.items()]
     commands = dict.fromkeys(row["next_command"] for row in bad if row["next_command"])
     lines += [f"next command: {command}" for command in commands]
     return "\n".join(lines)
+
+
+def write_problem(path: str) -> str:
+    """Why a file can't be written there, or an empty string. Nothing is left behind."""
+    try:
+        if os.path.isdir(path):
+            return f"cannot write {path}: it is a directory"
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(path)
+        handle, temporary = tempfile.mkstemp(prefix=".report-", dir=os.path.dirname(path) or ".")
+        os.close(handle)
+        os.unlink(temporary)
+    except (OSError, ValueError) as error:  # a NUL is a ValueError
+        return f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+    return ""
 
 
 def write_text(path: str, text: str, mode: int = 0o644) -> None:
@@ -132,7 +174,7 @@ def write_text(path: str, text: str, mode: int = 0o644) -> None:
 
 def write_report(path: str, report: t.Mapping[str, t.Any], mode: int = 0o644) -> None:
     """Write the report as JSON, whole or not at all."""
-    write_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n", mode)
+    write_text(path, json.dumps(plain(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n", mode)
 
 
 def exposition(prefix: str, report: t.Mapping[str, t.Any], started: float) -> str:

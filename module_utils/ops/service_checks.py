@@ -8,6 +8,7 @@ expected answers, sizes) is data of the model; see docs/smoke.md.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import math
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from .answers import check_expectation, judge
 from .engine_load import COUNTERS, LOADS_PATH, METRICS_PATH, VERIFY_STEPS, read_counters, read_load, watch
-from .http import Client, HttpError, curl_command, fields_command
+from .http import Client, HttpError, curl_command, fields_command, parse_json
 from .needle import MAX_NEEDLES, Needle, haystack, needles
 from .openai import CHAT_PATH, ChatAnswer, chat
 from .probe import Capacity
@@ -37,26 +38,35 @@ from .prompt_checks import (
     repeat,
     shown_try,
     stream_difference,
+    token_count,
     tries_row,
     wanted_words,
 )
 from .report import Row, skipped_row
 
+# After the profile's time a look at the counters still gets so many seconds.
+LAST_LOOK_S = 2.0
 # Bad request, content too large, unprocessable: the statuses that tell a client that its prompt is the problem.
 REFUSALS = (400, 413, 422)
+# A sentence of a long text has more words than this; a server that counts fewer tokens does not count.
+MIN_SENTENCE_TOKENS = 4
+# No prompt is made for a longer context, in tokens.
+MAX_CONTEXT = 2**24
 JOURNAL = "journalctl -u 'sglang-*' -n 100 --no-pager"
 
 
 @dataclass(frozen=True)
 class Scene:
     """What a check works on. engine is where /metrics and /v1/loads are; the same as target's unless a router stands
-    in front. resting_tokens and counters are the readings before the first question, None where there was none."""
+    in front. resting_tokens and counters are the readings before the first question, None where there was none; unread
+    says why, by the path."""
 
     target: Target
     engine: Client
     capacity: Capacity
     resting_tokens: int | None = None
     counters: dict[str, float] | None = None
+    unread: dict[str, str] = field(default_factory=dict)
 
     @property
     def longest(self) -> int | None:
@@ -97,6 +107,8 @@ class ToolCheck:
     def problem(self) -> str | None:
         if self.max_calls < 1:
             return f"check {self.id!r}: max_calls is {self.max_calls}, wanted at least 1"
+        if not all(isinstance(tool, dict) for tool in self.tools):
+            return f"check {self.id!r}: tools is {list(self.tools)!r}, wanted a list of mappings"
         wrong = check_expectation({"kind": "tool_call", "value": self.call})
         if wrong:
             return f"check {self.id!r}: call: {wrong}"
@@ -206,7 +218,7 @@ class NeedleCheck:
 
     def problem(self) -> str | None:
         where = f"check {self.id!r}:"
-        if (self.tokens > 0) == (self.share_of_limit > 0):
+        if (self.tokens > 0) == (self.share_of_limit > 0) or self.tokens < 0:
             return f"{where} tokens is {self.tokens}, share_of_limit is {self.share_of_limit}, wanted one of them"
         if not 0 <= self.share_of_limit <= 0.99:
             return f"{where} share_of_limit is {self.share_of_limit}, wanted at most 0.99"
@@ -240,7 +252,8 @@ class NeedleCheck:
         text = haystack(sentences, hidden, seed)
         tries = []
         for needle in hidden:
-            tries.append(self._sized(ask_once(scene.target, self._question(text, needle)), size))
+            others = [one.value for one in hidden if one is not needle]
+            tries.append(self._sized(ask_once(scene.target, self._question(text, needle, others)), size))
             if tries[-1].unanswered or scene.target.over:
                 break
         seen = [(answer.usage or {}).get("prompt_tokens") for one in tries for _mode, answer in one.answers]
@@ -250,12 +263,13 @@ class NeedleCheck:
     def _size_words(self) -> str:
         return f"{self.tokens} tokens" if self.tokens else f"{self.share_of_limit:.0%} of the longest request"
 
-    def _question(self, text: str, needle: Needle) -> PromptCheck:
+    def _question(self, text: str, needle: Needle, others: t.Sequence[int] = ()) -> PromptCheck:
+        """The question for one fact; another one in the answer makes it wrong."""
         message = {"role": "user", "content": f"{text}\n\n{needle.question()}"}
         return PromptCheck(
             self.id,
             (message,),
-            {"kind": "integer", "value": needle.value},
+            {"kind": "integer", "value": needle.value, "reject": list(others)},
             self.max_tokens,
             stream="never",
             timeout=self.timeout,
@@ -272,7 +286,7 @@ class NeedleCheck:
         few, many = 10, 60
         lengths = [self._count(target, haystack(count, (), seed)) for count in (few, many)]
         each = (lengths[1] - lengths[0]) / (many - few)
-        if each <= 0:
+        if each < MIN_SENTENCE_TOKENS:
             return None
         fixed = lengths[0] - few * each + self.needles * each
         margin = 1.02 if self.tokens else 1.0
@@ -281,14 +295,13 @@ class NeedleCheck:
     def _count(self, target: Target, text: str) -> int:
         check = replace(self._question(text, Needle("lighthouse", 0, 0)), max_tokens=1)
         usage = chat(target.client, check.payload(target.model), timeout=target.left(self.timeout)).usage
-        count = (usage or {}).get("prompt_tokens")
-        return count if isinstance(count, int) else 0
+        return token_count(usage, "prompt_tokens") or 0
 
     def _sized(self, one: Try, size: int) -> Try:
         """The try, with a fault when the server counted a shorter prompt than wanted."""
         for mode, answer in one.answers:
-            count = (answer.usage or {}).get("prompt_tokens")
-            if isinstance(count, int) and 0 < count < 0.97 * size:
+            count = token_count(answer.usage, "prompt_tokens")
+            if count and 0 < count < 0.97 * size:
                 reason = f"the prompt has {count} tokens, wanted {size}"
                 return replace(one, faults=(*one.faults, Fault("prompt_size", mode, reason)))
         return one
@@ -325,6 +338,10 @@ class ConcurrentCheck:
         if len(self.cases) < 2 or self.rounds < 1:
             return f"check {self.id!r}: {len(self.cases)} cases and {self.rounds} rounds, wanted at least 2 and 1"
         for case in self.cases:
+            if not isinstance(case, dict) or not isinstance(case.get("prompt", ""), str):
+                return f"check {self.id!r}: a case is {case!r}, wanted a mapping with a prompt as text"
+            if not isinstance(case.get("expect", {}), dict):
+                return f"check {self.id!r}: expect is {case['expect']!r}, wanted a mapping"
             if set(case) != {"prompt", "expect"}:
                 return f"check {self.id!r}: a case has {', '.join(sorted(case))}, wanted prompt and expect"
         wanted = [json.dumps(case["expect"], sort_keys=True) for case in self.cases]
@@ -376,19 +393,15 @@ class ConcurrentCheck:
 
     def _round(self, target: Target) -> list[Try]:
         questions = self.questions()
-        tries: list[Try] = [Try((), (), 0.0)] * len(questions)
-        gate = threading.Barrier(len(questions))
+        gate = threading.Barrier(len(questions), timeout=self.timeout)
 
-        def client(index: int) -> None:
+        def client(index: int) -> Try:
             gate.wait()
-            tries[index] = self._judged(ask_once(target, questions[index]), index)
+            return self._judged(ask_once(target, questions[index]), index)
 
-        threads = [threading.Thread(target=client, args=(index,)) for index in range(len(questions))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return tries
+        # A client that breaks raises here: its question has no verdict, so the check has none.
+        with concurrent.futures.ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(client, range(len(questions))))
 
     def _judged(self, one: Try, index: int) -> Try:
         """The try, with a fault when a wrong answer is the right one of another client."""
@@ -419,7 +432,7 @@ class OverLongCheck:
     def run(self, scene: Scene) -> Row:
         wanted = f"status {', '.join(map(str, REFUSALS))} within {self.max_s:g} s"
         context = scene.capacity.context_length
-        if not context:
+        if not context or context > MAX_CONTEXT:
             command = curl_command(f"{scene.target.client.base_url}/v1/models", scene.target.key_file)
             return Row(
                 self.id,
@@ -427,7 +440,9 @@ class OverLongCheck:
                 wanted,
                 "no limit",
                 0.0,
-                cause="the server does not report its limit",
+                cause=f"the server reports {context} tokens as its limit, wanted at most {MAX_CONTEXT}"
+                if context
+                else "the server does not report its limit",
                 next_command=command,
             )
         payload = {
@@ -576,7 +591,7 @@ class RestingCheck:
         wanted = f"at most {resting} tokens in use within {self.window_s:g} s"
         command = curl_command(f"{scene.engine.base_url}{LOADS_PATH}", scene.target.key_file)
         if resting is None:
-            cause = f"{LOADS_PATH} did not answer before the first question, or the server was busy then"
+            cause = f"before the first question: {scene.unread.get(LOADS_PATH, 'no reading')}"
             return self._without_reading(scene, start, "a reading before the first question", cause, command)
         try:
             seen = watch(
@@ -648,7 +663,7 @@ class CountersCheck:
             return skipped_row(self.id, wanted, "no question of this run was answered", command)
         before = scene.counters
         if before is None:
-            cause = f"{METRICS_PATH} did not answer before the first question; is enable-metrics set?"
+            cause = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}; is enable-metrics set?"
             return Row(self.id, False, wanted, "no counters", 0.0, cause=cause, next_command=command, tried=1)
         try:
             moved = self._watch(scene, before, least)
@@ -685,7 +700,7 @@ class CountersCheck:
     def _watch(self, scene: Scene, before: t.Mapping[str, float], least: t.Mapping[str, int]) -> dict[str, float]:
         end = time.monotonic() + self.window_s
         while True:
-            moved = moved_since(before, read_counters(scene.engine))
+            moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
             if all(moved[name] >= least[name] for name in COUNTERS) or time.monotonic() + 0.25 > end:
                 return moved
             time.sleep(0.25)
@@ -714,9 +729,10 @@ class SpeculationCheck:
         wanted = f"at least {self.min_tokens_per_step:g} tokens a step"
         command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
         if scene.counters is None:
-            return skipped_row(self.id, wanted, f"{METRICS_PATH} did not answer before the first question", command)
+            why = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}"
+            return skipped_row(self.id, wanted, why, command)
         try:
-            moved = moved_since(scene.counters, read_counters(scene.engine))
+            moved = moved_since(scene.counters, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
         except HttpError as error:
             return skipped_row(self.id, wanted, str(error), command)
         tokens, steps = moved["generation_tokens_total"], moved[VERIFY_STEPS]
@@ -751,7 +767,7 @@ def moved_since(before: t.Mapping[str, float], now: t.Mapping[str, float]) -> di
 def _carries_text(event: str) -> bool:
     """Whether an event of a stream brings content or reasoning."""
     try:
-        deltas = [choice["delta"] for choice in json.loads(event)["choices"]]
+        deltas = [choice["delta"] for choice in parse_json(event)["choices"]]
         return any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -762,7 +778,7 @@ def least_moved(rows: t.Sequence[Row]) -> dict[str, int]:
     usages = [answer.usage or {} for row in rows for one in row.tries for _mode, answer in one.answers]
 
     def total(key: str) -> int:
-        return sum(usage[key] for usage in usages if isinstance(usage.get(key), int))
+        return sum(token_count(usage, key) or 0 for usage in usages)
 
     return {
         "prompt_tokens_total": total("prompt_tokens"),
@@ -771,13 +787,24 @@ def least_moved(rows: t.Sequence[Row]) -> dict[str, int]:
     }
 
 
-def reading(client: Client) -> tuple[int | None, dict[str, float] | None]:
-    """Used KV tokens (None when the server is busy or does not say) and counters before the first question."""
+def reading(client: Client, timeout: float = 10.0) -> tuple[int | None, dict[str, float] | None, dict[str, str]]:
+    """Used KV tokens and counters before the first question, and for one that is None why it is, by its path.
+
+    The tokens of a busy server are None: they are not those of an idle one.
+    """
     resting: int | None = None
     counters: dict[str, float] | None = None
-    with contextlib.suppress(HttpError):
-        load = read_load(client)
-        resting = None if load.busy else load.used_tokens
-    with contextlib.suppress(HttpError):
-        counters = read_counters(client)
-    return resting, counters
+    unread: dict[str, str] = {}
+    try:
+        load = read_load(client, timeout)
+        if load.busy:
+            unread[LOADS_PATH] = f"the server was busy: {load.words()}"
+        else:
+            resting = load.used_tokens
+    except HttpError as error:
+        unread[LOADS_PATH] = str(error)
+    try:
+        counters = read_counters(client, timeout)
+    except HttpError as error:
+        unread[METRICS_PATH] = str(error)
+    return resting, counters, unread

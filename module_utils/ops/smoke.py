@@ -13,17 +13,38 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import math
+import re
 import sys
 import time
 import typing as t
 from dataclasses import dataclass
 
 from .drift import Reality, drift_rows, intent_of
-from .http import Client, read_token
-from .probe import Capacity, capacity
-from .prompt_checks import PROFILES, PromptCheck, Target, check_problem, fault_rows, model_row, prompt_row
-from .report import Row, build_report, exposition, failure_text, summary_text, write_report, write_text
+from .http import Client, parse_json, read_token
+from .probe import INFO_TIMEOUT_S, Capacity, capacity
+from .prompt_checks import (
+    MODEL_ROW,
+    PROFILES,
+    SEEN_CHARS,
+    PromptCheck,
+    Target,
+    check_problem,
+    fault_rows,
+    model_row,
+    prompt_row,
+)
+from .report import (
+    Row,
+    build_report,
+    exposition,
+    failure_text,
+    plain,
+    summary_text,
+    write_problem,
+    write_report,
+    write_text,
+)
 from .service_checks import (
     CancelCheck,
     ConcurrentCheck,
@@ -76,6 +97,16 @@ class Suite:
         own = (self.over_long, self.cancelled_client, self.resting_level, self.counters, self.speculation)
         return bool(self.needles or any(own))
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is any check at all."""
+        return bool(self.prompts or self.tools or self.concurrent or self.looks_at_engine)
+
+    def problem(self, profile: str) -> str:
+        """Why a run of a profile would prove nothing, or an empty string."""
+        empty = self.asks and not self.of(profile).asks
+        return f"no check belongs to the profile {profile}; the checks name larger ones" if empty else ""
+
 
 # From plain data
 
@@ -95,6 +126,8 @@ _SINGLES: dict[str, t.Any] = {
 }
 # Asked for by name only: not every server has it.
 _UNASKED = ("speculation",)
+# What an id may hold: it is part of a metric's label and of a line for operators.
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -109,15 +142,21 @@ def suite_of(data: t.Mapping[str, t.Any]) -> Suite:
     """A suite from data such as `checks` of a file in models/. Raises SuiteError.
 
     Lists that are not there are empty; the server's own checks are made unless they are set to false, that of
-    speculation only when it is there.
+    speculation only when it is there. A suite without a question names each of those checks: nobody leaves all
+    questions out by mistake.
     """
     problems: list[str] = []
+    data = _mapping(data, "checks")
     unknown = sorted(set(data) - {field.name for field in dataclasses.fields(Suite)})
     problems += [f"{name!r} is no kind of check" for name in unknown]
     made: dict[str, t.Any] = {"prompts": []}
     for kind in ("prompts", *_LISTS):
         made[kind] = []
-        for index, given in enumerate(data.get(kind) or ()):
+        listed = [] if data.get(kind) is None else data[kind]
+        if not isinstance(listed, (list, tuple)):
+            problems.append(f"{kind} is {listed!r}, wanted a list")
+            continue
+        for index, given in enumerate(listed):
             try:
                 maker = _prompt if kind == "prompts" else _listed(_LISTS[kind])
                 made[kind].append(maker(given, f"{kind}[{index}]"))
@@ -129,9 +168,14 @@ def suite_of(data: t.Mapping[str, t.Any]) -> Suite:
     for kind, cls in _SINGLES.items():
         try:
             given = data.get(kind, False if kind in _UNASKED else {})
-            made[kind] = None if given is False else _built(cls, given or {}, kind, fixed=("id",))
+            made[kind] = None if given is False else _built(cls, {} if given is None else given, kind, fixed=("id",))
         except SuiteError as error:
             problems.append(str(error))
+    unnamed = sorted(set(_SINGLES) - {*_UNASKED, *data})
+    if not problems and unnamed and not any(made[kind] for kind in ("prompts", *_LISTS)):
+        problems.append(
+            f"there is no question; wanted: prompts, or a word about {', '.join(unnamed)} (false: left out)"
+        )
     if problems:
         raise SuiteError("; ".join(problems))
     return Suite(**made)
@@ -152,6 +196,9 @@ def _prompt(given: t.Any, where: str) -> PromptCheck:
     asked = [name for name in ("prompt", "messages") if values.get(name)]
     if len(asked) != 1 or ("system" in values and asked != ["prompt"]):
         raise SuiteError(f"{where}: wanted prompt (with or without system), or messages")
+    for name in ("prompt", "system"):
+        if not isinstance(values.get(name, ""), str):
+            raise SuiteError(f"{where}: {name} is {values[name]!r}, wanted str")
     prompt, system = values.pop("prompt", None), values.pop("system", None)
     if prompt:
         named = (("system", system), ("user", prompt))
@@ -165,13 +212,17 @@ def _extra(values: dict[str, t.Any], where: str, more: tuple[str, ...]) -> dict[
         raise SuiteError(f"{where}: wanted extra_body instead of extra")
     names = [name for name in REQUEST_FIELDS if name != "tools" or "tools" in more]
     extra = {name: values.pop(name) for name in names if values.get(name) is not None}
-    extra.update(values.pop("extra_body", None) or {})
+    body = values.pop("extra_body", None)
+    extra.update({} if body is None else _mapping(body, f"{where}: extra_body"))
     return {**values, **({"extra": extra} if extra else {})}
 
 
 def _mapping(given: t.Any, where: str) -> dict[str, t.Any]:
     if not isinstance(given, dict):
         raise SuiteError(f"{where} is {given!r}, wanted a mapping")
+    strange = [key for key in given if not isinstance(key, str)]
+    if strange:
+        raise SuiteError(f"{where}: the key {strange[0]!r} is no text")
     return dict(given)
 
 
@@ -187,6 +238,8 @@ def _built(cls: t.Any, given: t.Any, where: str, fixed: tuple[str, ...] = ()) ->
     ]
     for name in sorted(set(values) & set(fields)):
         problem = _type_problem(str(fields[name].type), values[name])
+        if name == "id" and not problem and not _ID.fullmatch(values[name]):
+            problem = f"is {values[name]!r}, wanted letters, digits, '_', '.' and '-'"
         if problem:
             problems.append(f"{name} {problem}")
     if problems:
@@ -205,6 +258,8 @@ def _type_problem(annotation: str, value: t.Any) -> str:
     if value is None and "None" in names:
         return ""
     wanted = tuple(kind for name in names for kind in _TYPES.get(name, ()))
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"is {value!r}, wanted a finite number"
     if isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool)):
         return ""
     return f"is {value!r}, wanted {names[0].replace('tuple', 'list')}"
@@ -232,20 +287,37 @@ def run(
     budget = BUDGET_S[profile] if budget_s is None else budget_s
     target = Target(client, model, key_file, start + budget)
     engine = engine or client
-    rows = [*before, model_row(target)]
-    resting, counters = reading(engine) if chosen.looks_at_engine else (None, None)
-    scene = Scene(target, engine, capacity(engine) if chosen.looks_at_engine else Capacity(), resting, counters)
+    rows = [*before, *guarded(MODEL_ROW, lambda: [model_row(target)])]
+    look_s = target.left(INFO_TIMEOUT_S)
+    looks = chosen.looks_at_engine
+    read = reading(engine, look_s) if looks else (None, None, {})
+    scene = Scene(target, engine, capacity(engine, target.left(look_s)) if looks else Capacity(), *read)
     asked: list[Row] = []
     for id, check in _steps(chosen, scene):
-        asked.append(_unrun(id, asked, target, budget) or check())
+        unrun = _unrun(id, asked, target, budget)
+        asked += [unrun] if unrun else guarded(id, lambda check=check: [check()])  # type: ignore[misc]
     rows += asked
-    if chosen.counters:
-        rows.append(chosen.counters.run_after(scene, asked))
-    if chosen.speculation:
-        rows.append(chosen.speculation.run_after(scene))
+    counted, speculation = chosen.counters, chosen.speculation
+    if counted:
+        rows += guarded(counted.id, lambda: [counted.run_after(scene, asked)])
+    if speculation:
+        rows += guarded(speculation.id, lambda: [speculation.run_after(scene)])
     rows += fault_rows([row for row in asked if row.tries])
     head = {"base_url": client.base_url, "model": model, "profile": profile}
-    return build_report(rows, started, time.monotonic() - start, **head)
+    return plain(build_report(rows, started, time.monotonic() - start, **head), client.redacted)
+
+
+def guarded(id: str, check: t.Callable[[], list[Row]]) -> list[Row]:
+    """The rows of a check; one that breaks is a failed row, so that a report is always written and never says ok."""
+    start = time.monotonic()
+    try:
+        return check()
+    except SystemdError:
+        raise  # the host can't be asked: the run could not begin
+    except Exception as error:
+        cause = f"the check itself failed: {type(error).__name__}: {str(error)[:SEEN_CHARS]}"
+        elapsed, command = time.monotonic() - start, "report this to those who maintain these checks"
+        return [Row(id, False, "a verdict", "no verdict", elapsed, cause=cause, next_command=command, tried=1)]
 
 
 def _steps(suite: Suite, scene: Scene) -> list[tuple[str, t.Callable[[], Row]]]:
@@ -280,8 +352,10 @@ def _read_json(path: str) -> dict[str, t.Any]:
     """The object in a JSON file. Raises OSError, and ValueError that names the file."""
     with open(path, encoding="utf-8") as handle:
         try:
-            return _mapping(json.load(handle), path)
-        except json.JSONDecodeError as error:
+            return _mapping(parse_json(handle.read()), path)
+        except SuiteError:
+            raise
+        except ValueError as error:
             raise ValueError(f"{path} is no JSON: {error}") from None
 
 
@@ -302,20 +376,32 @@ def main(argv: t.Sequence[str] | None = None) -> int:
     started = time.time()
     try:
         suite = suite_of(_read_json(arguments.suite))
+        files = [path for path in (arguments.report, arguments.metrics_file) if path]
+        problem = suite.problem(arguments.profile) or next(filter(None, map(write_problem, files)), "")
+        if problem:
+            raise ValueError(problem)
         token = read_token(token_file=arguments.api_key_file)
         client = Client(arguments.url, token)
         engine = Client(arguments.engine_url, token) if arguments.engine_url else client
         reality = Reality(engine, key_file=arguments.api_key_file)
-        drift = drift_rows(intent_of(_read_json(arguments.intent)), reality) if arguments.intent else []
+        intent = intent_of(_read_json(arguments.intent)) if arguments.intent else None
+        drift = guarded("drift", lambda: drift_rows(intent, reality)) if intent else []
     except (OSError, ValueError, SystemdError) as error:
         parser.error(str(error))
     report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine=engine, before=drift)
-    if arguments.report:
-        write_report(arguments.report, report)
-    if arguments.metrics_file:
-        write_text(arguments.metrics_file, exposition(METRIC_PREFIX, report, started))
+    unwritten = False
+    for path, write in (
+        (arguments.report, lambda path: write_report(path, report)),
+        (arguments.metrics_file, lambda path: write_text(path, exposition(METRIC_PREFIX, report, started))),
+    ):
+        try:
+            if path:
+                write(path)
+        except OSError as error:
+            unwritten = True
+            sys.stderr.write(f"cannot write {path}: {error.strerror}\n")
     sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
-    return 0 if report["ok"] else 1
+    return 0 if report["ok"] and not unwritten else 1
 
 
 if __name__ == "__main__":

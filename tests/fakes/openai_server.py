@@ -79,6 +79,20 @@ FAULTS = {
     "hang": "no answer after the first --after questions",
     "slow_trickle": "a stream sends one byte now and then and never ends",
     "wrong_model": "another model is served",
+    "content_parts": "the content is a list of parts instead of text",
+    "usage_as_list": "the token counts are a list",
+    "usage_differs": "a streamed answer counts another prompt than the whole one",
+    "denied_number": "the right number in a sentence that denies it",
+    "control_characters": "the content holds NUL and other control characters",
+    "loop_without_spaces": "a sentence without spaces repeats",
+    "unasked_call": "a tool is called that nobody offered",
+    "finish_without_call": "finish_reason is tool_calls without a call",
+    "key_in_error": "status 401 that repeats the API key",
+    "key_in_answer": "the content repeats the API key",
+    "needles_all": "every hidden fact of a long prompt is named, the wanted one among them",
+    "metrics_nan": "the counters on /metrics are NaN",
+    "loads_negative": "/v1/loads reports less than nothing",
+    "loads_empty": "/v1/loads reports no rank",
     "no_usage": "the token counts are missing",
     "zero_usage": "the token counts are zero",
     "cut": "finish_reason is length although nothing asked for it",
@@ -216,8 +230,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._text(200, self._metrics())
         elif self.path == "/v1/loads" and fake.fault != "loads_missing":
             used = 0 if fake.fault == "loads_frozen" else fake.used_tokens()
+            used = -7 if fake.fault == "loads_negative" else used
             # Like SGLang's, the number of running requests lags behind the KV slots.
-            self._json(200, {"loads": [{"num_used_tokens": used, "num_running_reqs": 0, "num_waiting_reqs": 0}]})
+            rank = {"num_used_tokens": used, "num_running_reqs": 0, "num_waiting_reqs": 0}
+            self._json(200, {"loads": [] if fake.fault == "loads_empty" else [rank]})
         else:
             self._json(404, {"detail": "Not Found"})
 
@@ -232,8 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
             values["spec_verify_calls_total"] = fake.tokens if fake.fault == "drafts_refused" else fake.tokens * 5 // 9
         lines = []
         for name, value in values.items():
-            shown = 0 if fake.fault == "metrics_frozen" else value
-            lines += [f"# TYPE sglang:{name} counter", f'sglang:{name}{{model_name="{MODEL}"}} {shown}.0']
+            shown = {"metrics_frozen": "0.0", "metrics_nan": "NaN"}.get(fake.fault, f"{value}.0")
+            lines += [f"# TYPE sglang:{name} counter", f'sglang:{name}{{model_name="{MODEL}"}} {shown}']
         for kernel, ranks in fake.kernels.items():
             lines += [
                 f'dsv4_sm120_kernel_active{{kernel="{kernel}",pp_rank="0",tp_rank="{rank}"}} {active}.0'
@@ -251,6 +267,8 @@ class _Handler(BaseHTTPRequestHandler):
             fake.api_key and self.headers.get("Authorization") != f"Bearer {fake.api_key}"
         ):
             self._json(401, {"error": "Unauthorized"})
+        elif fake.fault == "key_in_error":
+            self._json(401, _error(f"Incorrect API key provided: {self.headers.get('Authorization')}", 401))
         elif fake.fault in ("overloaded", "shallow_health") or fake.starting:
             self._json(503, _error("The server is overloaded", 503))
         else:
@@ -285,6 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, _error("Internal error: the scheduler is gone", 500))
             return
         answer = _answer(self._fault_of(number), self._request_of(request, number))
+        if fake.fault == "key_in_answer" and answer["content"]:
+            answer["content"] = f"The key is {fake.api_key}."
         with fake.lock:
             usage = answer["usage"] or {"prompt_tokens": length, "completion_tokens": 1}
             fake.tokens += usage["completion_tokens"]
@@ -326,12 +346,17 @@ class _Handler(BaseHTTPRequestHandler):
             "reasoning_content": answer["reasoning"],
             "tool_calls": answer["tool_calls"],
         }
+        if self.fake.fault == "content_parts":
+            message["content"] = [{"type": "text", "text": answer["content"]}]
         choice = {"index": 0, "message": message, "finish_reason": answer["finish_reason"]}
         # Like SGLang, the answer repeats the model name of the request, whatever it is.
         whole = {"id": "1", "object": "chat.completion", "model": request.get("model"), "choices": [choice]}
         if answer["usage"]:
-            whole["usage"] = answer["usage"]
+            whole["usage"] = self._usage(answer)
         self._json(200, whole)
+
+    def _usage(self, answer: dict[str, t.Any]) -> t.Any:
+        return list(answer["usage"].values()) if self.fake.fault == "usage_as_list" else answer["usage"]
 
     def _stream(self, request: dict[str, t.Any], answer: dict[str, t.Any]) -> None:
         self.send_response(200)
@@ -344,6 +369,8 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.fake.fault
         if fault == "stream_drops":
             del deltas[len(deltas) // 2]
+        if fault == "content_parts":
+            deltas = [{"content": [{"type": "text", "text": answer["content"]}]}]
         if fault == "unicode_broken":
             deltas = [{key: _halved(value) for key, value in delta.items()} for delta in deltas]
         if fault == "slow_first_token":
@@ -366,7 +393,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._event(_chunk_json(request, {"index": 0, "delta": delta, "finish_reason": None}))
         self._event(_chunk_json(request, {"index": 0, "delta": {}, "finish_reason": answer["finish_reason"]}))
         if answer["usage"] and (request.get("stream_options") or {}).get("include_usage"):
-            self._event(_chunk_json(request, None, answer["usage"]))
+            self._event(_chunk_json(request, None, self._usage(answer)))
         if fault != "no_end_marker":
             self._event("[DONE]")
         with contextlib.suppress(OSError):  # the client has gone
@@ -430,6 +457,8 @@ def _found_needle(question: str, fault: str) -> str | None:
     text = question
     if fault == "needle_lost" and len(question.split()) > 2048:
         return "13579"
+    if fault == "needles_all":
+        return ", ".join(re.findall(r"The access code of the \w+ is (\d+)\.", text))
     fact = re.search(rf"The access code of the {asked[1]} is (\d+)\.", text)
     return fact[1] if fact else "There is no such place."
 
@@ -525,10 +554,22 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
         finish_reason = "abort"
     elif fault == "no_finish_reason":
         finish_reason = None
+    elif fault == "denied_number":
+        content = content.replace("391", "It is not 391")
+    elif fault == "control_characters":
+        content += "\x00\x07" if content else ""
+    elif fault == "loop_without_spaces":
+        content += "\u6211\u4e0d\u77e5\u9053\u8fd9\u4e2a\u95ee\u9898\u7684\u7b54\u6848\u3002" * 12 if content else ""
+    elif fault == "unasked_call" and not request.get("tools"):
+        tool_calls = [{"id": "call_1", "type": "function", "function": {"name": "remove", "arguments": "{}"}}]
+    elif fault == "finish_without_call" and not tool_calls:
+        finish_reason = "tool_calls"
     limit = int(request.get("max_tokens") or 10**6)
     completion = min(limit, max(1, len(content) // 4 + len(reasoning or "") // 4))
     length = min(prompt_length(request), 2048 if fault == "prompt_cut" else 10**9)
     usage = {"prompt_tokens": length, "completion_tokens": completion, "total_tokens": length + completion}
+    if fault == "usage_differs" and request.get("stream"):
+        usage["prompt_tokens"] += 1000
     if fault == "no_usage":
         usage = {}
     if fault == "zero_usage":

@@ -11,6 +11,7 @@ from ops.answers import check_expectation, find_loop, find_marker, is_empty, jud
 PARIS = {"kind": "word", "value": "Paris"}
 QUESTION = "What is 17*23? Answer with the number only."
 PRODUCT = {"kind": "integer", "value": 391}
+NUMBER = {"kind": "word", "value": ["4", "four"]}
 CITY = {"kind": "json", "value": {"capital": "Paris"}}
 CALL = {"kind": "tool_call", "value": {"name": "weather", "arguments": {"city": "Paris"}}}
 
@@ -37,6 +38,19 @@ RIGHT: list[tuple[dict[str, t.Any], str]] = [
     (PRODUCT, "$391$"),
     (PRODUCT, "The product of 17 and 23 is 391.0"),
     (PRODUCT, "\uff13\uff19\uff11"),
+    (PRODUCT, "17*23 = 17*20+17*3 = 340+51 = 391"),
+    (PRODUCT, "17 \u00d7 23 = **391**"),
+    (PRODUCT, "17*23:\n391"),
+    (PRODUCT, "The answer is 391. Do not hesitate to ask."),
+    (PRODUCT, "391\u00b0"),
+    (NUMBER, "2 + 2 = 4."),
+    (NUMBER, "2+2=4"),
+    (NUMBER, "It's 4!"),
+    (NUMBER, "Four."),
+    (PARIS, "It's not Lyon, but Paris."),
+    ({"kind": "word", "value": "error"}, "It is an error."),
+    ({"kind": "exact", "value": "Paris"}, "\u202aParis\u202c\u3002"),
+    ({"kind": "exact", "value": "Paris"}, "\u300cParis\u300d\uff01"),
     ({"kind": "integer", "value": 1391}, "1,391"),
     ({"kind": "integer", "value": -5}, "The answer is -5"),
     ({"kind": "integer", "value": -5}, "\u22125"),
@@ -62,6 +76,22 @@ WRONG: list[tuple[dict[str, t.Any], str, str]] = [
     ({**PARIS, "reject": ["Lyon"]}, "Paris or Lyon", "'Lyon'"),
     ({"kind": "word", "value": "New York"}, "York, the new one", "not in the answer"),
     ({"kind": "exact", "value": "Paris"}, "The capital of France is Paris.", "another one"),
+    (PARIS, "I'm sorry, I can't say whether Paris is the capital.", "denies"),
+    (PARIS, "It is neither Lyon nor Paris", "denies"),
+    (PARIS, "It was never Paris", "denies"),
+    (PARIS, "Paris? No.", "denies"),
+    (PARIS, "Is it Paris?", "denies"),
+    (PARIS, "No Paris", "denies"),
+    (PARIS, "Paris. No, that is wrong.", "'wrong'"),
+    (PARIS, "Error: Paris", "'error'"),
+    *((NUMBER, text, "not in the answer") for text in ("2+2 = -4.5", "-4", "4,000", "3/4", "4%", "4 million", "14")),
+    *((PRODUCT, text, "denies") for text in ("It is not 391", "It isn't 391", "Never 391", "Is it 391?")),
+    *(
+        (PRODUCT, text, "the answer says")
+        for text in ("391%", "391 percent", "17/391", "391/17", "391 million", "17 391", "17'391", "17*391", "391*23")
+    ),
+    *((PRODUCT, text, "the answer says") for text in ("391^2", "~391", "17-391", "17*23 = 381 = 391")),
+    (PRODUCT, "Sorry, 391", "'sorry'"),
     (PRODUCT, "3910", "says 3910"),
     (PRODUCT, "1391", "says 1391"),
     (PRODUCT, "391391", "says 391391"),
@@ -138,6 +168,13 @@ def test_tool_calls(calls: list[dict[str, str]], reason: str) -> None:
         ({"kind": "json", "value": "{}"}, "needs a mapping"),
         ({"kind": "tool_call", "value": {}}, "needs value.name"),
         ({"kind": "regex", "value": "("}, "no regular expression"),
+        ({"kind": "regex", "value": ["a"]}, "needs text"),
+        ({"kind": "word", "value": {"a": 1}}, "needs text"),
+        ({"kind": "word", "value": ["x", ""]}, "needs text"),
+        ({"kind": "word", "value": []}, "needs a value"),
+        ({"kind": "word", "value": "x", "values": "y"}, "values is unknown"),
+        ({"kind": "word", "value": "x", "reject": [None]}, "wanted words"),
+        ({"kind": "tool_call", "value": {"name": "x", "arguments": "{}"}}, "wanted a mapping"),
     ],
 )
 def test_unusable_expectations_are_named(expectation: dict[str, t.Any], problem: str | None) -> None:
@@ -155,7 +192,15 @@ LOOPS = [
     "Right. " + "<pad>" * 10,
     "\n".join(["- item one two three"] * 5),
 ]
+LONG_UNIT = "\u6211\u4e0d\u77e5\u9053\u8fd9\u4e2a\u95ee\u9898\u7684\u7b54\u6848\u662f\u4ec0\u4e48\u3002"
+LOOPS += [LONG_UNIT * 6, "-" * 50, "0.1 " * 20]
 NO_LOOPS = [
+    "-" * 39,
+    "0." + "3" * 30,
+    "1" + ",000" * 8,
+    "| a | b |\n" + "|---" * 20 + "|\n| c | d |",
+    "| " * 20,
+    "0 0 0 0 0 0 0 0 0 0 0 0",
     "",
     "The capital of France is Paris.",
     "Well, well, well. It is what it is.",
@@ -179,6 +224,10 @@ def test_ordinary_text_is_no_loop(text: str) -> None:
     assert find_loop(text) is None
 
 
+def test_a_numbered_loop_is_found() -> None:
+    assert find_loop("\n".join(f"{number}. I do not know." for number in range(1, 9))) == "I do not know."
+
+
 def test_a_loop_in_a_long_answer_is_found_fast() -> None:
     text = " ".join(str(number * 7919 % 10007) for number in range(8000)) + " the same words" * 10
     start = time.monotonic()
@@ -195,6 +244,10 @@ def test_a_loop_in_a_long_answer_is_found_fast() -> None:
         ("<\uff5cbegin\u2581of\u2581sentence\uff5c>Paris", "<\uff5cbegin\u2581of\u2581sentence\uff5c>"),
         ("[INST] Paris", "[INST]"),
         ("<tool_call>{}</tool_call>", "<tool_call>"),
+        ("Paris\x00", "\x00"),
+        ("Paris\ufffd", "\ufffd"),
+        ("\x1b[2JParis", "\x1b"),
+        ("a\tb\r\nc", None),
         ("a < b and b > c | d", None),
         ("<p>Paris</p>", None),
         ("I think it is Paris", None),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import threading
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from openai_server import FakeServer
-from ops.http import Client, HttpError, fields_command, read_token, sse_data
+from ops import http
+from ops.http import Client, HttpError, fields_command, parse_json, read_token, sse_data
 
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 EVENTS = (
     'data: {"a": 1}\n\nevent: x\ndata: Stra\u00dfe \u6771\u4eac \U0001f5fc\r\n\r\n: comment\n\ndata: one\ndata: two\n\n'
 ).encode()
@@ -29,6 +32,91 @@ def test_events_arrive_byte_by_byte() -> None:
 
 def test_an_event_without_its_end_is_not_yielded() -> None:
     assert list(sse_data([b"data: whole\n\ndata: cut"])) == ["whole"]
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_events_with_any_line_end_and_a_byte_order_mark(end: bytes, bytewise: bool) -> None:
+    body = b"\xef\xbb\xbf" + end.join([b"data: one", b"data: two", b"", b"data: three", b"", b""])
+    assert list(sse_data([body[i : i + 1] for i in range(len(body))] if bytewise else [body])) == ["one\ntwo", "three"]
+
+
+@pytest.mark.parametrize("end", ["data: [DONE]", "data: [DONE]\n", "data: [DONE] \n\n", "data:[DONE]\r\r"])
+def test_the_end_of_a_stream_needs_no_blank_line(end: str) -> None:
+    assert [data.strip() for data in sse_data([b"data: one\n\n", end.encode()])] == ["one", "[DONE]"]
+
+
+def test_a_line_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_LINE_BYTES", 1 << 20)
+    answer = OK + b"\r\ndata: " + b"x" * (2 << 20)
+    with RawServer(answer) as server, pytest.raises(HttpError, match="a line of the stream is longer") as caught:
+        list(Client(server.url, timeout=5).post_sse("/", None))
+    assert caught.value.kind == "body"
+
+
+def test_a_body_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1 << 20)
+    answer = OK + b"\r\n" + b" " * (2 << 20)
+    with RawServer(answer) as server, pytest.raises(HttpError, match="the answer is longer than 1 MiB"):
+        Client(server.url, timeout=5).get_json("/")
+
+
+def test_reason_phrases_are_cut() -> None:
+    answer = b"HTTP/1.1 500 " + b"A" * 5000 + b"\r\nContent-Length: 0\r\n\r\n"
+    with RawServer(answer) as server, pytest.raises(HttpError) as caught:
+        Client(server.url, timeout=5).get("/")
+    assert len(caught.value.detail) == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 200_000, "nested too deeply"),
+        ("[" * 200 + "]" * 200, "nested too deeply"),
+        ('{"a": NaN}', "NaN is no JSON number"),
+        ("-Infinity", "-Infinity is no JSON number"),
+        ('"\\ud83d"', "half a character"),
+        ('{"\\udc00": 1}', "half a character"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_json_that_breaks_others_is_refused(text: str, words: str) -> None:
+    for given in (text, text.encode()):
+        with pytest.raises(ValueError, match=words):
+            parse_json(given)
+
+
+def test_json_that_only_looks_strange_is_read() -> None:
+    assert parse_json('"\\ud83d\\uddfc"') == "\U0001f5fc"
+    assert parse_json(b'\xef\xbb\xbf{"a": [[[1]]]}') == {"a": [[[1]]]}
+    assert len(parse_json("[" + ",".join(["{}"] * 500) + "]")) == 500
+
+
+KEY = 'sk-"secret'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 401 no " + KEY.encode() + b"\r\n\r\n" + KEY.encode(),
+        b"HTTP/1.1 401 no\r\n\r\n" + b"x" * 195 + KEY.encode(),
+        OK + b"\r\n" + KEY.encode(),
+        OK + b"X-Key: " + KEY.encode() + b"\r\n\r\n" + json.dumps({"key": KEY}).encode(),
+        OK + b"\r\ndata: " + json.dumps({"key": KEY}).encode() + b"\n\n",
+    ],
+)
+def test_a_key_that_the_server_repeats_is_not_shown(answer: bytes) -> None:
+    shown = []
+    with RawServer(answer) as server:
+        client = Client(server.url, KEY, timeout=5)
+        for call in (client.get, client.get_json, lambda path: list(client.post_sse(path, None))):
+            try:
+                shown.append(repr(call("/")))
+            except HttpError as error:
+                shown.append(repr(error) + error.body)
+    assert "***" in str(shown)
+    assert "secret" not in str(shown)
+    assert "sk-" not in str(shown)
 
 
 class RawServer:
@@ -62,9 +150,6 @@ class RawServer:
                         time.sleep(self.pause)
                 except OSError:
                     pass
-
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +252,13 @@ def test_the_token_is_sent_and_never_shown() -> None:
         ("http://host?key=secret", "apart from it"),
         ("http://host:port", "ort"),
         ("http://host:99999", "ort"),
+        ("http://host:0", "port 0"),
+        ("http://[::1", "not usable"),
+        ("http://ho st", "a space"),
+        ("http://host/a\x00b", "a space"),
+        ("http://host/\u00e4", "outside printable ASCII"),
+        ("http://" + "a" * 70, "not usable"),
+        ("ftp://user:secret@host", "not an http"),
     ],
 )
 def test_bad_urls_are_refused(url: str, words: str) -> None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import json
 import typing as t
 
 import pytest
 from openai_server import ANSWERS, REASONING, FakeServer
-from ops.http import Client, HttpError
-from ops.openai import chat, served_models
+from ops.http import Client, HttpError, Response
+from ops.openai import MAX_TEXT, chat, served_models
 
 TOWER = {"messages": [{"role": "user", "content": "Which tower?"}], "max_tokens": 64}
 TOOL = {
@@ -87,6 +88,84 @@ def test_an_event_of_another_shape(monkeypatch: pytest.MonkeyPatch, event: str) 
     with pytest.raises(HttpError) as caught:
         chat(client, TOWER, stream=True)
     assert caught.value.kind == "body"
+
+
+HALF = "\ud83d"
+STRANGE: list[tuple[dict[str, t.Any], str]] = [
+    ({"content": [{"type": "text", "text": "Paris"}]}, "content of type list, wanted text"),
+    ({"content": 391}, "content of type int, wanted text"),
+    ({"reasoning_content": {"a": 1}}, "reasoning of type dict, wanted text"),
+    ({"tool_calls": "abc"}, "tool_calls of type str, wanted a list"),
+    ({"tool_calls": [{"function": {"name": "a", "arguments": {"b": 1}}}]}, "arguments of type dict, wanted text"),
+    ({"tool_calls": [{"function": {"name": 5}}]}, "a tool's name of type int, wanted text"),
+    ({"content": "a" * (MAX_TEXT + 1)}, f"longer than {MAX_TEXT} characters"),
+    ({"content": f"Paris {HALF}"}, "half a character"),
+    ({"content": "x", "deep": [[]]}, "nested too deeply"),
+    ({"content": "x", "count": float("nan")}, "NaN is no JSON number"),
+]
+
+
+class Said:
+    """A client whose server sent this text, as far as it goes through Client's own parsing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str, token: str | None = None) -> None:
+        self.client = Client("http://127.0.0.1:1", token)
+        response = Response(200, {}, text.encode(), 0.1)
+        monkeypatch.setattr(self.client, "_whole", lambda *_args: response)
+        monkeypatch.setattr(self.client, "post_sse", lambda *_args: iter([*text.split("\n"), "[DONE]"]))
+
+
+@pytest.mark.parametrize(("message", "words"), STRANGE, ids=[words for _message, words in STRANGE])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_protocol_does_not_know_is_named(
+    monkeypatch: pytest.MonkeyPatch, message: dict[str, t.Any], words: str, stream: bool
+) -> None:
+    text = json.dumps({"choices": [{"delta" if stream else "message": message}]})
+    said = Said(monkeypatch, text.replace("[[]]", "[" * 500 + "]" * 500))
+    with pytest.raises(HttpError, match=words) as caught:
+        chat(said.client, TOWER, stream)
+    assert caught.value.kind == "body"
+    assert len(caught.value.body) <= 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("usage", [[1, 2], "3", 5])
+def test_usage_of_another_type(monkeypatch: pytest.MonkeyPatch, usage: t.Any, stream: bool) -> None:
+    choice = {"delta" if stream else "message": {"content": "x"}}
+    said = Said(monkeypatch, json.dumps({"choices": [choice], "usage": usage}))
+    with pytest.raises(HttpError, match=f"usage of type {type(usage).__name__}"):
+        chat(said.client, TOWER, stream)
+
+
+@pytest.mark.parametrize("index", ['"abc"', "1e999", "-1", "true", "100000"])
+def test_a_tool_call_of_no_number(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
+    said = Said(monkeypatch, '{"choices": [{"delta": {"tool_calls": [{"index": INDEX}]}}]}'.replace("INDEX", index))
+    with pytest.raises(HttpError, match="a tool call of index"):
+        chat(said.client, TOWER, True)
+
+
+def test_a_whole_number_as_float_is_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said(monkeypatch, '{"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 16.0}}')
+    usage = chat(said.client, TOWER).usage
+    assert usage and (usage["prompt_tokens"], type(usage["prompt_tokens"])) == (16, int)
+
+
+def test_names_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said(monkeypatch, json.dumps({"choices": [{"message": {"content": "x"}, "finish_reason": "f" * 10**6}]}))
+    assert chat(said.client, TOWER).finish_reason == "f" * 200
+
+
+def test_space_is_no_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in (" ", "\n")]
+    assert chat(Said(monkeypatch, "\n".join(events)).client, TOWER, True).ttft_s is None
+    events.append('{"choices": [{"delta": {"content": "x"}}]}')
+    assert chat(Said(monkeypatch, "\n".join(events)).client, TOWER, True).ttft_s is not None
+
+
+def test_a_key_in_pieces_is_never_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in ("Key sk-", "secret", "!")]
+    answer = chat(Said(monkeypatch, "\n".join(events), "sk-secret").client, TOWER, True)
+    assert answer.text == "Key ***!"
 
 
 def test_served_models() -> None:

@@ -28,7 +28,7 @@ from ops.prompt_checks import (
     faults_of,
     repeat,
 )
-from ops.report import failure_text, write_report
+from ops.report import failure_text, plain, write_report
 from ops.smoke import Suite, run
 
 TIMEOUT = 0.8
@@ -63,6 +63,23 @@ CHECKS = (
 PROMPTS = {f"prompt.{check.id}" for check in CHECKS}
 
 
+def test_a_report_is_json_for_every_reader_and_harmless_for_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    report = {"value": float("nan"), "list": (float("inf"), 1.5, True), "text": "a\x1b[2J\n\ud83d"}
+    write_report(str(path), report)
+    seen = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert seen == {"value": "nan", "list": ["inf", 1.5, True], "text": "a\\x1b[2J\n\\ud83d"}
+    assert plain("key sk-1", lambda text: text.replace("sk-1", "***")) == "key ***"
+
+
+def test_what_was_not_answered_is_not_judged() -> None:
+    report = run_checks(Client("http://127.0.0.1:1"), MODEL, CHECKS)
+    judged = [row["id"] for row in report["checks"] if row["id"].startswith("answer.") and not row["skipped"]]
+    assert judged == ["answer.request"]
+    assert set(report["skipped"]) == {f"answer.{fault}" for fault in ROWS if fault != "request"}
+    assert run_checks(Client("http://127.0.0.1:1"), MODEL, [])["skipped"] == [f"answer.{fault}" for fault in ROWS]
+
+
 def test_every_row_is_there_in_every_report_in_the_same_order() -> None:
     wanted = ["server.model", *(f"prompt.{check.id}" for check in CHECKS), *(f"answer.{fault}" for fault in ROWS)]
     for fault in ("none", "overloaded"):
@@ -91,6 +108,9 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["report.json"]
 
 
+GOOD = ChatAnswer("Paris", "", "stop", {"prompt_tokens": 1, "completion_tokens": 1}, "m", (), 0.1, 0.2, 1)
+
+
 class Flaky:
     """Replaces ask_once: answers right or wrong by a list."""
 
@@ -100,7 +120,8 @@ class Flaky:
 
     def __call__(self, *_args: object) -> t.Any:
         self.asked += 1
-        return Try(() if self.outcomes.pop(0) else (Fault("non_empty", "whole", "the content is empty"),), (), 0.1)
+        faults = () if self.outcomes.pop(0) else (Fault("non_empty", "whole", "the content is empty"),)
+        return Try(faults, (("whole", GOOD),), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +195,6 @@ def test_a_key_is_never_part_of_the_command() -> None:
     assert chat_command("http://h", {"a": "x" * 2000}) == "journalctl -u 'sglang-*' -n 100 --no-pager"
 
 
-GOOD = ChatAnswer("Paris", "", "stop", {"prompt_tokens": 1, "completion_tokens": 1}, "m", (), 0.1, 0.2, 1)
-
-
 @pytest.mark.parametrize(
     ("change", "check", "faults"),
     [
@@ -190,6 +208,12 @@ GOOD = ChatAnswer("Paris", "", "stop", {"prompt_tokens": 1, "completion_tokens":
         ({"ttft_s": None}, {"max_ttft_s": 2.5}, []),
         ({"usage": {"prompt_tokens": 1}}, {}, ["usage"]),
         ({"usage": []}, {}, ["usage"]),
+        ({"usage": {"prompt_tokens": True, "completion_tokens": True}}, {}, ["usage"]),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 10**9}}, {}, ["usage"]),
+        ({"tool_calls": ({"name": "rm", "arguments": "{}"},)}, {}, ["expected"]),
+        ({"tool_calls": ({"name": "rm", "arguments": "{}"},)}, {"extra": TOOLS}, []),
+        ({"finish_reason": "tool_calls"}, {}, ["finish_reason"]),
+        ({"text": "Paris\x00"}, {}, ["markers"]),
     ],
 )
 def test_faults_of_one_answer(change: dict[str, t.Any], check: dict[str, t.Any], faults: list[str]) -> None:
@@ -206,6 +230,10 @@ def test_faults_of_one_answer(change: dict[str, t.Any], check: dict[str, t.Any],
         ({"min_pass_rate": 0.0}, "min_pass_rate is 0.0"),
         ({"min_pass_rate": 1.1}, "min_pass_rate is 1.1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"timeout": -1.0}, "timeout is -1.0"),
+        ({"max_ttft_s": 0}, "max_ttft_s is 0"),
+        ({"messages": ("Hello",)}, "a message is 'Hello'"),
+        ({"messages": ({"role": "user"},)}, "wanted a mapping with role and content"),
         ({"expect": {"kind": "contains", "value": "x"}}, "kind is 'contains'"),
     ],
 )

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from confusion import ASKED, CAUGHT, NOT_THE_ANSWERS, OWN, PAGE, data, page_with_table, suite
 from openai_server import FAULTS, MODEL, FakeServer
-from ops.http import Client
+from ops.engine_load import parse_counters
+from ops.http import Client, HttpError
 from ops.prompt_checks import FAULTS as ANSWER_FAULTS
 from ops.report import exposition, failure_text, summary_text
-from ops.smoke import BUDGET_S, Suite, SuiteError, run, suite_of
+from ops.smoke import BUDGET_S, Suite, SuiteError, main, run, suite_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,6 +76,33 @@ def test_the_healthy_server_passes_a_hundred_times() -> None:
 def test_the_page_shows_the_table_of_these_tests() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == page_with_table(page), "run python tests/unit/confusion.py"
+
+
+@pytest.mark.parametrize("fault", ["key_in_error", "key_in_answer"])
+def test_a_key_that_the_server_repeats_is_in_no_report(fault: str) -> None:
+    with FakeServer(fault) as fake:
+        fake.api_key = "sk-secret"
+        report = run(Client(fake.base_url, fake.api_key), MODEL, suite(), "full")
+    assert not report["ok"]
+    assert "***" in json.dumps(report)
+    assert "sk-secret" not in json.dumps(report)
+
+
+def test_a_check_that_breaks_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_args: object) -> None:
+        raise TypeError("no such \x1b[2J thing")
+
+    monkeypatch.setattr("ops.prompt_checks.judge", breaks)
+    monkeypatch.setattr("ops.service_checks.RestingCheck.run", breaks)
+    monkeypatch.setattr("ops.service_checks.CountersCheck.run_after", breaks)
+    monkeypatch.setattr("ops.smoke.model_row", breaks)
+    with FakeServer() as fake:
+        report = full(fake)
+    broken = {"server.model", *ASKED, "kv.resting_level", "metrics.counters"}
+    assert broken <= set(report["failed"])
+    assert row_of(report, "prompt.capital")["cause"] == ("the check itself failed: TypeError: no such \\x1b[2J thing")
+    assert "TypeError" in row_of(report, "concurrent.capitals")["cause"], "a client that broke has not passed"
+    assert "sglang_smoke_ok 0\n" in exposition("sglang_smoke", report, 0)
 
 
 # Profiles and time
@@ -175,7 +203,7 @@ def test_sizes_that_the_server_can_not_hold_are_not_judged() -> None:
 
 
 def test_drafts_are_looked_at_where_they_are_asked_for() -> None:
-    assert suite_of({}).speculation is None
+    assert suite_of({"prompts": data()["prompts"]}).speculation is None
     few = suite_of({"prompts": data()["prompts"][:1], "speculation": {"min_steps": 1000}})
     with FakeServer() as fake:
         report = full(fake, few)
@@ -207,6 +235,55 @@ def test_an_unreachable_server_gives_url_time_and_next_command() -> None:
     assert "next command: systemctl status 'sglang-*'" in text
 
 
+@pytest.mark.parametrize(
+    ("fault", "row", "words"),
+    [
+        ("metrics_nan", "metrics.counters", "prompt_tokens_total is 'NaN', wanted a finite count"),
+        ("loads_negative", "kv.resting_level", "num_used_tokens is '-7', wanted a count"),
+        ("loads_empty", "kv.resting_level", "the answer reports no load: it has no ranks"),
+    ],
+)
+def test_a_reading_of_no_number_is_named(fault: str, row: str, words: str) -> None:
+    with FakeServer(fault) as fake:
+        report = full(fake)
+    assert words in row_of(report, row)["cause"]
+
+
+def test_counters_as_they_may_stand_on_a_page() -> None:
+    page = """sglang:num_requests_total{a="}b {c=\\"d\\"} 7"} 1.0 1700000000000
+sglang_num_requests_total{r="1"}  2 # {trace_id="x"} 1.0 1700000000.1
+sglang:generation_tokens_total 3e0
+sglang:other_total NaN
+"""
+    assert parse_counters(page) == {"prompt_tokens_total": 0, "generation_tokens_total": 3, "num_requests_total": 3}
+    for value in ("NaN", "+Inf", "-1", "abc"):
+        with pytest.raises(HttpError, match=re.escape(f"num_requests_total is '{value}', wanted a finite count")):
+            parse_counters(f"sglang:num_requests_total {value}\n")
+    with pytest.raises(HttpError, match="'inf'"):
+        parse_counters('sglang:num_requests_total{r="0"} 1e308\nsglang:num_requests_total{r="1"} 1e308\n')
+
+
+@pytest.mark.parametrize("length", [-5, 0, 2**24 + 1, 10**30, True, "8192"])
+def test_a_limit_that_no_server_means_is_not_asked(monkeypatch: pytest.MonkeyPatch, length: t.Any) -> None:
+    models = {"data": [{"id": MODEL, "max_model_len": length}]}
+    real = Client.get_json
+    monkeypatch.setattr(
+        Client, "get_json", lambda self, path, *rest: models if path == "/v1/models" else real(self, path, *rest)
+    )
+    with FakeServer() as fake:
+        report = full(fake, Suite(over_long=suite().over_long))
+        assert fake.questions == 0
+    assert report["failed"] == ["limits.over_long"]
+    assert row_of(report, "limits.over_long")["seen"] == "no limit"
+
+
+def test_a_server_that_counts_no_tokens_gets_no_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ops.service_checks.NeedleCheck._count", lambda *_args: 100)
+    with FakeServer() as fake:
+        report = full(fake, Suite(needles=suite().needles))
+    assert report["failed"] == ["needle.2k", "answer.usage"]
+
+
 # Data
 
 
@@ -214,7 +291,20 @@ def test_a_suite_from_data() -> None:
     checks = suite_of({"prompts": [{"id": "a", "system": "s", "prompt": "p", "expect": {"kind": "non_empty"}}]})
     assert [message["role"] for message in checks.prompts[0].messages] == ["system", "user"]
     assert (checks.over_long is not None, checks.tools) == (True, ())
-    assert suite_of({"over_long": False, "counters": {"profile": "full"}}).over_long is None
+    own = dict.fromkeys(("over_long", "cancelled_client", "resting_level"), False)
+    assert suite_of({**own, "counters": {"profile": "full"}}).over_long is None
+
+
+def test_a_suite_asks_something_or_says_that_it_does_not() -> None:
+    own = dict.fromkeys(("over_long", "cancelled_client", "resting_level", "counters"), False)
+    assert not suite_of({**own, "speculation": False}).asks
+    for given in ({}, {"prompts": []}, {**own, "counters": {}, "over_long": None}, {"over_long": False}):
+        if set(given) != set(own):
+            with pytest.raises(SuiteError, match="there is no question"):
+                suite_of(given)
+    late = suite_of({**own, "prompts": [{**data()["prompts"][0], "profile": "full"}]})
+    assert "no check belongs to the profile quick" in late.problem("quick")
+    assert late.problem("full") == suite_of(own).problem("quick") == ""
 
 
 def broken(kind: str, **changes: t.Any) -> dict[str, t.Any]:
@@ -231,6 +321,21 @@ def broken(kind: str, **changes: t.Any) -> dict[str, t.Any]:
         ({"counters": {"windows_s": 3}}, "counters: windows_s is unknown"),
         ({"counters": {"profile": "fast"}}, "profile is 'fast', known are quick, full, capacity"),
         ({"prompts": ["x"]}, "prompts[0] is 'x', wanted a mapping"),
+        ({"prompts": "x"}, "prompts is 'x', wanted a list"),
+        ({"prompts": False}, "prompts is False, wanted a list"),
+        ({"over_long": 0}, "over_long is 0, wanted a mapping"),
+        ({1: 2}, "the key 1 is no text"),
+        (broken("prompts", prompt=5), "prompt is 5, wanted str"),
+        (broken("prompts", system=["x"]), "system is ['x'], wanted str"),
+        (broken("prompts", extra_body="x"), "extra_body is 'x', wanted a mapping"),
+        (broken("prompts", timeout=float("nan")), "timeout is nan, wanted a finite number"),
+        (broken("prompts", timeout=0), "timeout is 0, wanted more than 0"),
+        (broken("prompts", id='a"} 1'), "wanted letters, digits"),
+        (broken("prompts", id=""), "wanted letters, digits"),
+        (broken("tools", tools=["x"]), "wanted a list of mappings"),
+        (broken("needles", tokens=-5, share_of_limit=0.5), "tokens is -5"),
+        (broken("concurrent", cases=["x", "y"]), "a case is 'x'"),
+        (broken("concurrent", cases=[{"prompt": "x", "expect": "y"}] * 2), "expect is 'y', wanted a mapping"),
         ({"prompts": data()["prompts"][:1] * 2}, "prompts: check id 'capital' is used twice"),
         (broken("prompts", prompt=None), "prompts[0]: wanted prompt (with or without system), or messages"),
         (broken("prompts", expect=None), "prompts[0]: expect is missing"),
@@ -296,18 +401,69 @@ def test_the_command_writes_report_and_metrics(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("suite.json", "{", "suite.json is no JSON: Expecting property name"),
+        ("suite.json", "[" * 5000, "suite.json is no JSON: it is nested too deeply"),
+        ("suite.json", '{"counters": {"window_s": NaN}}', "suite.json is no JSON: NaN"),
+        ("suite.json", "[]", "suite.json is [], wanted a mapping"),
+        ("suite.json", "{}", "there is no question"),
         ("suite.json", '{"needle": []}', "'needle' is no kind of check"),
         ("intent.json", '{"units": "x"}', "the intent has units"),
         ("intent.json", '{"unit": "x.service"}', "systemctl is not installed"),
     ],
 )
 def test_the_command_refuses_what_it_can_not_use(tmp_path: Path, name: str, text: str, words: str) -> None:
-    for file, content in {"suite.json": "{}", "intent.json": '{"unit": "x.service"}', name: text}.items():
+    usable = json.dumps({"prompts": data()["prompts"]})
+    for file, content in {"suite.json": usable, "intent.json": '{"unit": "x.service"}', name: text}.items():
         (tmp_path / file).write_text(content)
     options = ["--suite", str(tmp_path / "suite.json"), "--intent", str(tmp_path / "intent.json")]
     done = command(*options, "--url", "http://127.0.0.1:1", "--model", "m", path=str(tmp_path))
     assert done.returncode == 2
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--report", "--metrics-file"])
+def test_the_command_asks_nothing_when_it_can_not_write(tmp_path: Path, option: str) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps(data()))
+    for path, words in ((tmp_path / "no" / "file", "No such file"), (tmp_path, "it is a directory")):
+        with FakeServer() as fake:
+            options = ["--suite", str(tmp_path / "suite.json"), "--url", fake.base_url, "--model", MODEL]
+            done = command(*options, option, str(path))
+            assert fake.questions == 0
+        assert done.returncode == 2
+        assert f"cannot write {path}: {words}" in done.stderr
+    assert os.listdir(tmp_path) == ["suite.json"]
+
+
+def test_one_file_that_can_not_be_written_leaves_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps({"prompts": data(20.0)["prompts"][:1], "counters": False}))
+
+    def full_disk(path: str, *_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ops.smoke.write_report", full_disk)
+    with FakeServer() as fake:
+        options = ["--suite", str(tmp_path / "suite.json"), "--url", fake.base_url, "--model", MODEL]
+        files = ["--report", str(tmp_path / "report.json"), "--metrics-file", str(tmp_path / "smoke.prom")]
+        assert main([*options, *files]) == 1
+    assert "report.json: No space left on device" in capsys.readouterr().err
+    assert "sglang_smoke_ok 1\n" in (tmp_path / "smoke.prom").read_text()
+
+
+def test_drift_that_breaks_leaves_a_report_that_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps(data(20.0)))
+    (tmp_path / "intent.json").write_text('{"unit": "x.service"}')
+
+    def breaks(*_args: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr("ops.smoke.drift_rows", breaks)
+    with FakeServer() as fake:
+        options = ["--suite", str(tmp_path / "suite.json"), "--intent", str(tmp_path / "intent.json")]
+        files = ["--report", str(tmp_path / "report.json"), "--metrics-file", str(tmp_path / "smoke.prom")]
+        assert main([*options, "--url", fake.base_url, "--model", MODEL, *files]) == 1
+    assert json.loads((tmp_path / "report.json").read_text())["failed"] == ["drift"]
+    assert "sglang_smoke_ok 0\n" in (tmp_path / "smoke.prom").read_text()
 
 
 def test_the_command_puts_drift_into_the_same_report(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import typing as t
@@ -50,7 +51,17 @@ def test_check_mode_examines_the_checks_and_asks_nothing(run_module: RunModule, 
     with FakeServer() as fake:
         result = smoke(run_module, fake, check=True, report_path=str(tmp_path / "smoke.json"))
         refused = smoke(run_module, fake, check=True, checks={"needle": []})
+        asleep = smoke(
+            run_module,
+            fake,
+            check=True,
+            checks={
+                "prompts": [{**data()["prompts"][0], "profile": "full"}],
+                **dict.fromkeys(("over_long", "cancelled_client", "resting_level", "counters"), False),
+            },
+        )
         assert fake.questions == 0
+    assert "no check belongs to the profile quick" in asleep["msg"]
     assert not result.get("failed")
     assert os.listdir(tmp_path) == []
     assert "'needle' is no kind of check" in refused["msg"]
@@ -60,11 +71,11 @@ def test_its_key_is_never_shown(run_module: RunModule, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-from-a-file\n")
     for options in ({"api_key": "sk-from-a-file"}, {"api_key_file": str(key)}):
-        for fault in ("none", "refused"):
+        for fault in ("none", "refused", "key_in_error", "key_in_answer"):
             with FakeServer(fault) as fake:
                 fake.api_key = "sk-from-a-file"
                 result = smoke(run_module, fake, profile="full", **options)
-            assert bool(result.get("failed")) == (fault == "refused")
+            assert bool(result.get("failed")) == (fault != "none")
             assert "sk-from-a-file" not in json.dumps(result)
             assert set(fake.seen_keys) == {"Bearer sk-from-a-file"}
 
@@ -92,3 +103,13 @@ def test_the_checks_of_a_model_are_usable(path: Path) -> None:
     assert len(checks.of("quick").prompts) >= 2
     assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent)
     assert any(needle.tokens > 2048 for needle in checks.of("full").needles)
+
+
+def test_one_side_of_a_disaggregated_pair_is_asked_nothing_on_purpose() -> None:
+    path = ROOT / "roles/sglang_serve/filter_plugins/servers.py"
+    spec = importlib.util.spec_from_file_location("servers", path)
+    assert spec and spec.loader
+    plugin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+    side = suite_of(dict.fromkeys(plugin.OWN_CHECKS, False))
+    assert (side.asks, side.problem("quick")) == (False, "")
