@@ -44,7 +44,8 @@ _MIN_RULE = 40
 # What a template, a reasoning parser or a tool parser should have taken out of the content.
 _MARKERS = re.compile(
     # Among them the characters that stand for broken ones, and those that steer a terminal.
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]|</?think(?:ing)?>|<\|[a-z_]+\|>|<\uff5c[^\uff5c>]{1,40}\uff5c>|\|DSML\||\uff5cDSML\uff5c|\[/?INST\]|</?tool_calls?>"
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]"
+    r"|</?think(?:ing)?>|<\|[a-z_]+\|>|<\uff5c[^\uff5c>]{1,40}\uff5c>|\|DSML\||\uff5cDSML\uff5c|\[/?INST\]|</?tool_calls?>"
 )
 
 
