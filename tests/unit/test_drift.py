@@ -314,7 +314,7 @@ class OneBody(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(
     ("text", "cause"),
-    [("api_key=sk-s3cr3t", "the answer is not JSON"), ("[" * 100_000, "the answer is nested too deeply")],
+    [("api_key=sk-s3cr3t", "the answer is not JSON"), ("[" * 100_000, "nested too deeply")],
 )
 def test_a_report_that_cannot_be_read_is_not_quoted(machine: Machine, text: str, cause: str) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), OneBody) as server:
