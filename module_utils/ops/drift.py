@@ -377,17 +377,15 @@ def _same(wanted: t.Any, seen: t.Any) -> bool:
         one = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
         other = list(seen) if isinstance(seen, (list, tuple)) else [seen]
         return len(one) == len(other) and all(_same(left, right) for left, right in zip(one, other))
-    left, right = _plain(wanted), _plain(seen)
-    # Nothing equals "not a number", not even itself.
-    return left == right or (left != left and right != right)
+    return bool(_plain(wanted) == _plain(seen))
 
 
 def _plain(value: t.Any) -> t.Any:
     """The value that a text stands for: a number, a truth value, a JSON object, or the text."""
     if not isinstance(value, str):
         return value
-    if value.lower() in ("true", "false", "nan"):
-        return float("nan") if value.lower() == "nan" else value.lower() == "true"
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
     try:
         return json.loads(value)
     except ValueError:
