@@ -17,9 +17,24 @@ description:
     name looks like a secret's is never shown.
   - The module fails when something differs. The report is returned in both cases. Nothing is changed on the host.
 options:
-  unit:
-    description: Name of the systemd unit, such as C(sglang-unified.service).
-    type: str
+  intent:
+    description:
+      - What must run. Only C(unit), the name of the systemd unit, is needed; what is not named is not compared.
+      - C(arguments) are the engine's options by their name on the command line, such as C(tp-size), with V(false) for
+        "not given". They are compared with what the server resolved them to.
+      - C(environment) are the variables that the unit sets for the engine. Another variable that steers the engine,
+        such as one of C(NCCL_*), C(TRITON_*) or C(DSV4_SM120_*), is a difference; the caches of compiled code, which
+        the unit sets for every server, are not.
+      - C(server_info) are further fields of C(/server_info) with their values, such as C(attention_backend), and
+        C(version) is SGLang's.
+      - C(config_sha256) is the hash (C(OPS_CONFIG_SHA256)) that the main process must have been started with; the
+        default is the one in the unit file. C(release) is the virtual environment that must be in use, a link or not.
+      - C(min_total_tokens) is the smallest size of the KV pool. C(kernels) are those of the plugin C(dsv4_sm120) that
+        must be active on every rank, of which C(tp-size) and C(pp-size) say how many there are.
+      - C(drop_ins) are the unit's drop-in files that are part of the configuration.
+      - With C(gpus), every process on a GPU must belong to the unit or to C(neighbours), the units of the host's other
+        engines.
+    type: dict
     required: true
   base_url:
     description: Base URL of the engine on this host, such as C(http://127.0.0.1:30001).
@@ -31,57 +46,6 @@ options:
   api_key_file:
     description: File on the host that holds the API key.
     type: path
-  config_sha256:
-    description:
-      - The configuration hash (C(OPS_CONFIG_SHA256)) that the main process must have been started with.
-      - The default is the one in the unit file.
-    type: str
-  arguments:
-    description:
-      - The engine's options by their name on the command line, such as C(tp-size). V(false) means not given.
-      - They are compared with what the server resolved them to.
-    type: dict
-    default: {}
-  environment:
-    description:
-      - The variables that the unit sets for the engine. Another variable that steers the engine, such as one of
-        C(NCCL_*) or C(LD_PRELOAD), is a difference.
-    type: dict
-    default: {}
-  server_info:
-    description: Further fields of C(/server_info) with their values, such as C(attention_backend).
-    type: dict
-    default: {}
-  release:
-    description: Directory of the virtual environment that must be in use. A link is followed.
-    type: path
-  version:
-    description: Version of SGLang that must run.
-    type: str
-  min_total_tokens:
-    description: Smallest size of the KV pool in tokens.
-    type: int
-  kernels:
-    description:
-      - Kernels of the plugin C(dsv4_sm120) that must be active on every rank, such as C(decode).
-      - The ranks are those of C(tp-size) and C(pp-size) in O(arguments).
-    type: list
-    elements: str
-    default: []
-  drop_ins:
-    description: Drop-in files of the unit that are part of the configuration.
-    type: list
-    elements: path
-    default: []
-  gpus:
-    description: Whether every process on a GPU must belong to the unit.
-    type: bool
-    default: false
-  neighbours:
-    description: Units of the host's other engines, which may have processes on GPUs too.
-    type: list
-    elements: str
-    default: []
   report_path:
     description: File on the host for the report (JSON). It is replaced as a whole.
     type: path
@@ -103,17 +67,17 @@ author:
 EXAMPLES = r"""
 - name: See that the wanted configuration is running
   sglang_drift:
-    unit: sglang-unified.service
     base_url: http://127.0.0.1:30001
-    config_sha256: "{{ config_sha256 }}"
-    release: /opt/sglang/current/venv
-    version: 0.5.23
-    arguments:
-      tp-size: 4
-      context-length: 524288
-    environment:
-      SGLANG_ENABLE_PCIE_IPC_ALLREDUCE: "1"
-    gpus: true
+    intent:
+      unit: sglang-unified.service
+      release: /opt/sglang/current/venv
+      version: 0.5.23
+      arguments:
+        tp-size: 4
+        context-length: 524288
+      environment:
+        SGLANG_ENABLE_PCIE_IPC_ALLREDUCE: "1"
+      gpus: true
 """
 
 RETURN = r"""
@@ -144,13 +108,11 @@ from ansible.module_utils.ops.http import Client, read_token
 from ansible.module_utils.ops.report import failure_text, summary_text, write_report
 from ansible.module_utils.ops.systemd import SystemdError
 
-NOT_INTENT = ("base_url", "api_key", "api_key_file", "report_path")
-
 
 def run(module: AnsibleModule) -> None:
     params = module.params
     try:
-        intent = intent_of({name: value for name, value in params.items() if name not in NOT_INTENT})
+        intent = intent_of(params["intent"])
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
         report = drift_report(intent, Reality(client, key_file=params["api_key_file"]))
     except PermissionError as error:
@@ -173,21 +135,10 @@ def main() -> None:
     run(
         AnsibleModule(
             argument_spec={
-                "unit": {"type": "str", "required": True},
+                "intent": {"type": "dict", "required": True, "no_log": False},
                 "base_url": {"type": "str", "required": True},
                 "api_key": {"type": "str", "no_log": True},
                 "api_key_file": {"type": "path", "no_log": False},
-                "config_sha256": {"type": "str"},
-                "arguments": {"type": "dict", "default": {}},
-                "environment": {"type": "dict", "default": {}},
-                "server_info": {"type": "dict", "default": {}},
-                "release": {"type": "path"},
-                "version": {"type": "str"},
-                "min_total_tokens": {"type": "int", "no_log": False},
-                "kernels": {"type": "list", "elements": "str", "default": []},
-                "drop_ins": {"type": "list", "elements": "path", "default": []},
-                "gpus": {"type": "bool", "default": False},
-                "neighbours": {"type": "list", "elements": "str", "default": []},
                 "report_path": {"type": "path"},
             },
             mutually_exclusive=[("api_key", "api_key_file")],

@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"(?<![\w.,])(?:(?<![^\s(\[=:*$\\{])-)?\d+(?:,\d{3})*(?:\.\
 _NEGATIONS = ("not", "never", "neither", "nor", "cannot", "isnt", "wasnt")
 _DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure")
 _CLAUSE = re.compile(r"[^.;:!?\n]*(?:[.:](?=\d)[^.;:!?\n]*)*[.;:!?\n]?")
-_BUT = re.compile(r"\bbut\b")
+_BUT = re.compile(r"\bbut\b|,(?= not\b)")
 # What makes another number of one, in front of it and behind it.
 _BEFORE_NUMBER = re.compile(r"(?:[~\u2248\u00b1]|\d[ ]*[*/+^x\u00d7\u00b7\u2044-]|\d(?:[ ]+|')|[/\u2044^])[ ]*$")
 _AFTER_NUMBER = re.compile(
@@ -216,7 +216,7 @@ def _lines(text: str) -> str:
 
 
 def _clauses(text: str) -> list[str]:
-    """The clauses of a normalised text; "not A, but B" are two."""
+    """The clauses of a normalised text; "not A, but B" are two, and so are "B, not A"."""
     return [part for clause in _CLAUSE.findall(text) for part in _BUT.split(clause) if part.strip()]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import re
 import time
@@ -20,14 +19,14 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import systemd
-from .http import Client, HttpError, curl_command, fields_command
+from .engine_load import METRICS_PATH, samples
+from .http import Client, HttpError, curl_command, fields_command, parse_json
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
 from .redact import is_secret, masked, printable
 from .report import Row, build_report, skipped_row
 
 INFO_PATH = "/server_info"
-METRICS_PATH = "/metrics"
 # Command-line names whose field in /server_info has another one.
 ALIASES = {
     "tp": "tp_size",
@@ -48,8 +47,7 @@ UNIT_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_A
 # What the distribution, or the container that the host is, gives to all services.
 VENDOR_DROP_INS = re.compile(r"(/usr)?/lib/systemd/system/|/run/systemd/(system|generator[.a-z]*)/service\.d/")
 # What our kernels say of themselves, one sample for each kernel and rank.
-KERNEL_ACTIVE = re.compile(r"^dsv4_sm120_kernel_active\{([^}\n]{0,500})\} (\S+)", re.MULTILINE)
-LABEL = re.compile(r'\b(\w+)="([^"]*)"')
+KERNEL_ACTIVE = "dsv4_sm120_kernel_active"
 # Of what somebody else wrote: a value, and all that one row shows.
 LONGEST_VALUE = 200
 LONGEST_ROW = 4000
@@ -90,35 +88,27 @@ def intent_of(data: t.Mapping[str, t.Any]) -> Intent:
         raise ValueError(f"the intent has {', '.join(unknown) or 'no unit'}; known are {', '.join(sorted(names))}")
     given = {name: value for name, value in data.items() if value is not None}
     for name, value in given.items():
-        if not _fits(name, value):
-            raise ValueError(f"{name} is {_value(value)}, wanted {_WANTED[name]}")
+        words, fits = _TYPES[name]
+        if not fits(value):
+            raise ValueError(f"{name} is {_value(value)}, wanted {words}")
     for name, value in given.get("environment", {}).items():
         if not isinstance(value, (str, int, float)):
             raise ValueError(f"environment: {name} is {shown(name, value)}, wanted a single value")
     return Intent(**{**given, **{name: tuple(given.get(name, ())) for name in ("drop_ins", "neighbours", "kernels")}})
 
 
-_WANTED = {
-    **dict.fromkeys(("unit", "config_sha256", "release", "version"), "a text"),
-    **dict.fromkeys(("arguments", "environment", "server_info"), "a mapping"),
-    **dict.fromkeys(("kernels", "drop_ins", "neighbours"), "a list of texts"),
-    "min_total_tokens": "a whole number",
-    "gpus": "true or false",
+def _is_texts(value: t.Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+
+
+# Field of an intent -> its type in words, and whether a value has it.
+_TYPES: dict[str, tuple[str, t.Callable[[t.Any], bool]]] = {
+    **dict.fromkeys(("unit", "config_sha256", "release", "version"), ("a text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(("arguments", "environment", "server_info"), ("a mapping", lambda value: isinstance(value, dict))),
+    **dict.fromkeys(("kernels", "drop_ins", "neighbours"), ("a list of texts", _is_texts)),
+    "min_total_tokens": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "gpus": ("true or false", lambda value: isinstance(value, bool)),
 }
-
-
-def _fits(name: str, value: t.Any) -> bool:
-    """Whether a value of an intent has the type that its field wants."""
-    wanted = _WANTED[name]
-    if wanted == "a text":
-        return isinstance(value, str)
-    if wanted == "a list of texts":
-        return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
-    if wanted == "a whole number":
-        return isinstance(value, int) and not isinstance(value, bool)
-    if wanted == "true or false":
-        return isinstance(value, bool)
-    return isinstance(value, dict)
 
 
 @dataclass(frozen=True)
@@ -140,15 +130,10 @@ def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
     rows = [unit_row(intent, state, reality)]
     if not state.main_pid:
         why = f"{intent.unit} has no main process: {state.words()}"
-        rows += [
-            skipped_row(id, "as intended", why)
-            for id in (*_PROCESS_ROWS, *_SERVER_ROWS, "drift.kernels")
-            if _asked(id, intent)
-        ]
+        rows += [skipped_row(id, "as intended", why) for id in (*_PROCESS_ROWS, *_SERVER_ROWS) if _asked(id, intent)]
     else:
         rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
         rows += server_rows(intent, reality)
-        rows += [kernels_row(intent, reality)] if intent.kernels else []
     if intent.gpus:
         rows.append(gpu_row(intent, reality))
     return rows
@@ -284,11 +269,63 @@ def shown(name: str, value: t.Any) -> str:
 
 def _value(value: t.Any) -> str:
     """A value for people: in one line, bounded, without what looks like a secret."""
-    try:
-        text = masked(repr(value))
-    except RecursionError:
-        return "(nested too deeply to be shown)"
+    text = masked(repr(value))
     return printable(text, LONGEST_VALUE) + ("..." if len(text) > LONGEST_VALUE else "")
+
+
+def kernels_row(intent: Intent, _state: systemd.UnitState, reality: Reality) -> Row:
+    """Each wanted kernel is active on every rank. One that failed its own check leaves SGLang's in its place."""
+    wanted = f"active on every rank: {', '.join(intent.kernels)}"
+    command = f"journalctl -u {intent.unit} -g dsv4_sm120"
+    try:
+        text = reality.client.get(METRICS_PATH, 10.0).body.decode("utf-8", errors="replace")
+    except HttpError as error:
+        return _row("drift.kernels", wanted, "no answer", str(error), command)
+    ranks = _kernels_by_rank(text)
+    expected = _expected_ranks(intent)
+    parts, off, missing = [], [], []
+    for kernel in sorted({*ranks, *intent.kernels}):
+        active = ranks.get(kernel, {})
+        absent = sorted(expected - set(active))
+        parts.append(f"{kernel} on {sum(active.values())} of {len({*active, *expected})} ranks")
+        if kernel in intent.kernels and not (active and all(active.values())):
+            off.append(kernel)
+        elif kernel in intent.kernels and absent:
+            missing.append(f"{kernel} on {', '.join(_rank_words(rank) for rank in absent)}")
+    if not ranks:
+        return _row("drift.kernels", wanted, "nothing", _NO_PLUGIN, command)
+    causes = []
+    if off:
+        causes.append(f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start")
+    if missing:
+        causes.append(f"nothing is said of {'; '.join(missing)}: those processes did not load the plugin")
+    return _row("drift.kernels", wanted, "; ".join(parts), "; ".join(causes), command)
+
+
+_NO_PLUGIN = "the engine says nothing about its kernels: their plugin is not loaded"
+
+
+def _kernels_by_rank(text: str) -> dict[str, dict[tuple[str, str], bool]]:
+    """Kernel -> (pipeline rank, tensor rank) -> whether all samples say that it is active."""
+    ranks: dict[str, dict[tuple[str, str], bool]] = {}
+    for _name, label, value in samples(text, (KERNEL_ACTIVE,)):
+        if "kernel" in label:
+            seen = ranks.setdefault(label["kernel"], {})
+            rank = (label.get("pp_rank", "0"), label.get("tp_rank", "0"))
+            seen[rank] = seen.get(rank, True) and re.fullmatch(r"1(\.0*)?", value) is not None
+    return ranks
+
+
+def _expected_ranks(intent: Intent) -> set[tuple[str, str]]:
+    """The (pipeline rank, tensor rank) of every process; none when the intent names no tensor parallel size."""
+    fields = _fields(intent.arguments)
+    sizes = [str(fields.get(name, default)) for name, default in (("pp_size", 1), ("tp_size", 0))]
+    pp, tp = (int(size) if re.fullmatch(r"\d{1,4}", size) else 0 for size in sizes)
+    return {(str(stage), str(rank)) for stage in range(pp) for rank in range(tp)}
+
+
+def _rank_words(rank: tuple[str, str]) -> str:
+    return f"TP{rank[1]}" if rank[0] == "0" else f"PP{rank[0]} TP{rank[1]}"
 
 
 _PROCESS_ROWS: dict[str, t.Callable[[Intent, systemd.UnitState, Reality], Row]] = {
@@ -296,6 +333,7 @@ _PROCESS_ROWS: dict[str, t.Callable[[Intent, systemd.UnitState, Reality], Row]] 
     "drift.port": port_row,
     "drift.release": release_row,
     "drift.environment": environment_row,
+    "drift.kernels": kernels_row,
 }
 
 
@@ -317,8 +355,6 @@ def server_rows(intent: Intent, reality: Reality) -> list[Row]:
     except HttpError as error:
         error.body = ""  # it may hold the key
         problem = str(error)
-    except RecursionError:
-        problem = "the answer is nested too deeply"
     if problem:
         command = curl_command(url, reality.key_file, "-o /dev/null -w '%{http_code}\\n'")
         return [_row(id, "as intended", "no answer", problem, command) for id in asked]
@@ -366,17 +402,10 @@ def _fields_row(
 
 def same(wanted: t.Any, seen: t.Any) -> bool:
     """Whether two values mean the same, from the command line and from the report: 8 and "8", or two JSON texts."""
-    try:
-        return _same(wanted, seen)
-    except RecursionError:
-        return False
-
-
-def _same(wanted: t.Any, seen: t.Any) -> bool:
     if isinstance(wanted, (list, tuple)) or isinstance(seen, (list, tuple)):
         one = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
         other = list(seen) if isinstance(seen, (list, tuple)) else [seen]
-        return len(one) == len(other) and all(_same(left, right) for left, right in zip(one, other))
+        return len(one) == len(other) and all(same(left, right) for left, right in zip(one, other))
     return bool(_plain(wanted) == _plain(seen))
 
 
@@ -387,7 +416,7 @@ def _plain(value: t.Any) -> t.Any:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         return value
 
@@ -405,62 +434,6 @@ def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command:
         "" if enough else "the KV pool is smaller than planned: another process holds GPU memory, or the plan is wrong"
     )
     return _row(id, f"at least {wanted} tokens of KV", f"{str(seen)[:LONGEST_VALUE]} tokens of KV", cause, command)
-
-
-def kernels_row(intent: Intent, reality: Reality) -> Row:
-    """Each wanted kernel is active on every rank. One that failed its own check leaves SGLang's in its place."""
-    wanted = f"active on every rank: {', '.join(intent.kernels)}"
-    command = f"journalctl -u {intent.unit} -g dsv4_sm120"
-    try:
-        text = reality.client.get(METRICS_PATH, 10.0).body.decode("utf-8", errors="replace")
-    except HttpError as error:
-        return _row("drift.kernels", wanted, "no answer", str(error), command)
-    ranks = _kernels_by_rank(text)
-    expected = _expected_ranks(intent)
-    parts, off, missing = [], [], []
-    for kernel in sorted({*ranks, *intent.kernels}):
-        active = ranks.get(kernel, {})
-        absent = sorted(expected - set(active))
-        parts.append(f"{kernel} on {sum(active.values())} of {len({*active, *expected})} ranks")
-        if kernel in intent.kernels and not (active and all(active.values())):
-            off.append(kernel)
-        elif kernel in intent.kernels and absent:
-            missing.append(f"{kernel} on {', '.join(_rank_words(rank) for rank in absent)}")
-    if not ranks:
-        return _row("drift.kernels", wanted, "nothing", _NO_PLUGIN, command)
-    causes = []
-    if off:
-        causes.append(f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start")
-    if missing:
-        causes.append(f"nothing is said of {'; '.join(missing)}: those processes did not load the plugin")
-    return _row("drift.kernels", wanted, "; ".join(parts), "; ".join(causes), command)
-
-
-_NO_PLUGIN = "the engine says nothing about its kernels: their plugin is not loaded"
-
-
-def _kernels_by_rank(text: str) -> dict[str, dict[tuple[str, str], bool]]:
-    """Kernel -> (pipeline rank, tensor rank) -> whether all samples say that it is active."""
-    ranks: dict[str, dict[tuple[str, str], bool]] = {}
-    for labels, value in KERNEL_ACTIVE.findall(text):
-        label = dict(LABEL.findall(labels))
-        if "kernel" in label:
-            seen = ranks.setdefault(label["kernel"], {})
-            rank = (label.get("pp_rank", "0"), label.get("tp_rank", "0"))
-            seen[rank] = seen.get(rank, True) and re.fullmatch(r"1(\.0*)?", value) is not None
-    return ranks
-
-
-def _expected_ranks(intent: Intent) -> set[tuple[str, str]]:
-    """The (pipeline rank, tensor rank) of every process; none when the intent names no tensor parallel size."""
-    fields = _fields(intent.arguments)
-    sizes = [str(fields.get(name, default)) for name, default in (("pp_size", 1), ("tp_size", 0))]
-    pp, tp = (int(size) if re.fullmatch(r"\d{1,4}", size) else 0 for size in sizes)
-    return {(str(stage), str(rank)) for stage in range(pp) for rank in range(tp)}
-
-
-def _rank_words(rank: tuple[str, str]) -> str:
-    return f"TP{rank[1]}" if rank[0] == "0" else f"PP{rank[0]} TP{rank[1]}"
 
 
 # The GPUs

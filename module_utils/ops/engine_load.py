@@ -21,10 +21,12 @@ METRICS_PATH = "/metrics"
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "num_requests_total")
 # Steps in which drafts of speculative decoding were verified; a request's are added at its end.
 VERIFY_STEPS = "spec_verify_calls_total"
-# A scrape through OpenMetrics turns the colon into an underscore. A timestamp and an exemplar may follow the value.
+# A timestamp and an exemplar may follow the value.
 _SAMPLE = re.compile(
-    r'^sglang[:_](\w+)(?:\{(?:[^"}]|"(?:\\.|[^"\\])*")*\})?[ \t]+(\S+)(?:[ \t]+[-\d.eE+]+)?(?:[ \t]+#.*)?\s*$'
+    r'(?P<name>[\w:]+)(?:\{(?P<labels>(?:[^"}]|"(?:\\.|[^"\\])*")*)\})?[ \t]+(?P<value>\S+)'
+    r"(?:[ \t]+[-\d.eE+]+)?(?:[ \t]+#.*)?\s*"
 )
+_LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,21 @@ def parse_counters(text: str, names: t.Sequence[str] = COUNTERS) -> dict[str, fl
     Raises HttpError for one that is no number, or none to count with.
     """
     sums = dict.fromkeys(names, 0.0)
-    for line in text.split("\n"):
-        match = _SAMPLE.match(line)
-        if match and match[1] in sums:
-            sums[match[1]] += _number(match[1], match[2])
+    # A scrape through OpenMetrics turns the colon into an underscore.
+    exported = {f"sglang{mark}{name}": name for mark in ":_" for name in names}
+    for full_name, _labels, value in samples(text, exported):
+        sums[exported[full_name]] += _number(exported[full_name], value)
     for name, value in sums.items():
         _number(name, value)
     return sums
+
+
+def samples(text: str, names: t.Container[str]) -> t.Iterator[tuple[str, dict[str, str], str]]:
+    """Name, labels and value (as it is written) of each sample of these names on a /metrics page."""
+    for line in text.split("\n"):
+        match = _SAMPLE.fullmatch(line)
+        if match and match["name"] in names:
+            yield match["name"], dict(_LABEL.findall(match["labels"] or "")), match["value"]
 
 
 def _number(name: str, given: str | float) -> float:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 HIDDEN = "(hidden: it may hold a secret)"
 _MASK = "***"
@@ -66,9 +67,18 @@ def masked(text: str) -> str:
         rest = rest[value.end() :]
 
 
-def printable(text: str, longest: int) -> str:
-    """One line of text, bounded, with every other character escaped."""
+def printable(text: str, longest: int | None = None, keep: str = "") -> str:
+    """A text, bounded, with every character escaped that is none to read; keep are further ones that stay, such as a
+    line's end. Spaces of other scripts stay too.
+    """
     cut = text[:longest]
     if not cut.isprintable():
-        cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)[:longest]
+        cut = "".join(
+            one if one.isprintable() or one in keep or unicodedata.category(one) == "Zs" else _escaped(one)
+            for one in cut
+        )[:longest]
     return cut
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -10,15 +10,14 @@ import contextlib
 import json
 import math
 import os
-import re
 import tempfile
 import time
 import typing as t
 from dataclasses import dataclass, field
 
+from .redact import printable
+
 REPORT_SCHEMA = 2
-# Characters that would steer a terminal or cut a line.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,10 @@ def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_
 def plain(value: t.Any, redacted: t.Callable[[str], str] = str) -> t.Any:
     """The value as any reader of JSON and any terminal takes it; redacted takes secrets out of a text.
 
-    Control characters and half characters are escaped, numbers that are not finite become text.
+    Characters that are none to read are escaped but for tabs and line ends, numbers that are not finite become text.
     """
     if isinstance(value, str):
-        text = redacted(value).encode("utf-8", "backslashreplace").decode("utf-8")
-        return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+        return printable(redacted(value), keep="\t\n")
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

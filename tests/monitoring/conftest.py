@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "prometheus"), str(ROOT / "grafana")]
 LAB_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sglang-lab"
-TOOLS = ROOT / ".cache" / "tools"
+# tools/test unpacks the packages into this directory too.
+UNPACKED = ROOT / ".cache" / "prometheus"
 
 
 def debian_package(name: str, directory: Path) -> Path:
@@ -26,13 +27,12 @@ def debian_package(name: str, directory: Path) -> Path:
     return next(directory.glob(f"{name}_*.deb"))
 
 
-def unpacked(name: str) -> Path:
-    """Return the directory with the files of a package of Debian."""
-    directory = TOOLS / name
-    if not (directory / "usr/bin").exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["dpkg", "--extract", debian_package(name, TOOLS / "debs"), directory], check=True)
-    return directory
+def unpacked(name: str, program: str) -> Path:
+    """Return the directory with the files of a package of Debian, among them a program."""
+    if not (UNPACKED / "usr/bin" / program).exists():
+        UNPACKED.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["dpkg", "--extract", debian_package(name, UNPACKED / "debs"), UNPACKED], check=True)
+    return UNPACKED
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def promtool() -> str:
     """The path of promtool: the installed one, or the one in Debian's package."""
     if installed := shutil.which("promtool"):
         return installed
-    return str(unpacked("prometheus") / "usr/bin/promtool")
+    return str(unpacked("prometheus", "promtool") / "usr/bin/promtool")
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +49,6 @@ def alertmanager() -> list[str | Path]:
 
     Debian's Alertmanager reads its templates from /usr/share: it sees the package's there, and nobody else does.
     """
-    directory = unpacked("prometheus-alertmanager")
+    directory = unpacked("prometheus-alertmanager", "prometheus-alertmanager")
     run = 'mount --bind "$0/usr/share" /usr/share && exec "$0/usr/bin/prometheus-alertmanager" "$@"'
     return ["unshare", "--mount", "sh", "-c", run, directory]

@@ -135,7 +135,7 @@ def sglang_ports(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def sglang_intents(
     servers: Sequence[Mapping[str, Any]], release: str, version: str, gpus: bool, kernels: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return what must run, with the options of the module sglang_drift as keys.
+    """Return what must run, as option intent of the module sglang_drift.
 
     kernels: those of ours that are meant to work on GPUs; one that a server's environment switches off is not. A KV
     pool holds at least one request of the full context.
