@@ -22,7 +22,8 @@ from dsv4_sm120 import contract, plugin
 from dsv4_sm120.ops import decode
 
 def runner(**text_config):
-    fields = {"hidden_size": 4096, "index_topk": 512, "model_type": "deepseek_v4"} | text_config
+    fields = {"hidden_size": 4096, "index_topk": 512, "num_attention_heads": 64, "model_type": "deepseek_v4"}
+    fields |= text_config
     config = types.SimpleNamespace(hf_text_config=types.SimpleNamespace(**fields))
     return types.SimpleNamespace(device="cpu", model_config=config)
 
@@ -179,7 +180,7 @@ ACTIVATE = """
 import json
 from sglang.srt.runtime_context import get_parallel, override_platform
 install()
-with get_parallel().override(tp_rank=3, tp_size=4, pp_rank=0), override_platform(is_sm120=True):
+with get_parallel().override(tp_rank=3, tp_size=4, attn_tp_size=4, pp_rank=0), override_platform(is_sm120=True):
     for _ in range(2):  # SGLang builds a second backend for the draft model
         plugin.build_backend(lambda backend, model_runner, **rest: None, object(), runner(), skip_prefill=True)
 """
@@ -228,7 +229,7 @@ assert plugin.state.kernels["decode"].metrics.calls == 0
         PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
         SGLANG_SM120_FLASHMLA_BACKEND="torch",
     )
-    assert "kernel decode is disabled, the stock one stays in place: decode, 1 rows, 16 heads" in output
+    assert "kernel decode is disabled, the stock one stays in place: decode, 2 rows, 16 heads" in output
 
 
 def test_the_pair_is_bound_only_as_a_pair() -> None:

@@ -25,8 +25,9 @@ class AotCase:
     """One kernel with one launch configuration.
 
     ``signature`` maps every non-constexpr argument to its Triton type (``"*bf16"``, ``"i32"``, ``"fp32"`` ...);
-    ``constexprs`` holds the others. Pointers, and integers named in ``divisible``, are taken as multiples of 16, as
-    Triton's launcher finds them at run time. ``tensor_cores=False`` is for kernels that do no matrix product.
+    ``constexprs`` holds the others. Pointers, but for those that the kernel takes as they come, and integers named in
+    ``divisible`` are taken as multiples of 16, as Triton's launcher finds them at run time. ``tensor_cores=False`` is
+    for kernels that do no matrix product.
     """
 
     name: str
@@ -67,7 +68,9 @@ def compile_case(case: AotCase, arch: str) -> AotReport:
 
     names = case.fn.arg_names
     signature = {n: "constexpr" if n in case.constexprs else case.signature[n] for n in names}
-    aligned = [n for n in names if signature[n].startswith("*") or n in case.divisible]
+    sliced = {parameter.name for parameter in case.fn.params if parameter.do_not_specialize_on_alignment}
+    pointers = {n for n in names if signature[n].startswith("*")} - sliced
+    aligned = [n for n in names if n in pointers or n in case.divisible]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     major, minor = ARCHS[arch]
     compiled = triton.compile(

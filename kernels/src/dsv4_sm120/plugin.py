@@ -195,9 +195,17 @@ def self_check(name: str, model_runner: object) -> None:
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     module = importlib.import_module(f".ops.{name}", __package__)
-    options = {"hidden_size": model_runner.model_config.hf_text_config.hidden_size} if name == "mhc" else {}
     with torch.inference_mode():
-        module.self_check(device, **options)
+        module.self_check(device, **dimensions(name, model_runner.model_config.hf_text_config))
+
+
+def dimensions(name: str, text_config: object) -> dict[str, int]:
+    """What the self-check of kernel ``name`` must know of the model, to check and compile what this rank will run."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if name == "decode":
+        return {"heads": text_config.num_attention_heads // get_parallel().attn_tp_size}
+    return {"k": text_config.index_topk} if name == "indexer" else {"hidden_size": text_config.hidden_size}
 
 
 def prepare_decode(model_runner: object) -> str | None:

@@ -1,6 +1,7 @@
 """Sparse-MLA decode (and, with rows = tokens, prefill) over SGLang's V4 FP8 cache, read in place at any page size."""
 
 import functools
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -179,9 +180,24 @@ TOLERANCE = 8e-3
 """Relative Frobenius error allowed against fp64: probabilities, partials and output are each rounded to bf16 once."""
 
 
-def self_check(device: torch.device) -> None:
-    """Compare with ``naive`` on ``device``: each cache kind, few and many rows. Raises ``AssertionError``."""
-    for rows, heads, page_size in ((1, 16, 64), (3, 8, 2), (200, 16, None)):
+def checked_rows(heads: int, arch: str) -> Iterator[int]:
+    """A number of rows for each entry that ``heads`` can meet: the largest it serves; of the last one, the smallest."""
+    rows = 1
+    while True:
+        largest = select(heads, rows, arch)["max_rows"]
+        yield largest or rows
+        if largest is None:
+            return
+        rows = largest + 1
+
+
+def self_check(device: torch.device, heads: int = 16) -> None:
+    """Compare every shipped entry for ``heads`` with ``naive`` on ``device``, for each kind of cache.
+
+    Compiles every kernel that serving will need. Raises ``AssertionError`` on a difference.
+    """
+    sizes = checked_rows(heads, config.arch_of(device.index or 0))
+    for rows, page_size in itertools.product(sizes, (layout.PAGE_SIZES["c4"], layout.PAGE_SIZES["c128"], None)):
         kwargs = example(device, rows, heads, page_size, 128, 512)
         out, _ = flash_mla_with_kvcache_sm120(**kwargs)
         truth = reference(kwargs)

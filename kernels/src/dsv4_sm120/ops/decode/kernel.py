@@ -175,7 +175,8 @@ def sink_weight(sink_ptr, head, mask, m_ref, HAS_SINK: tl.constexpr):
         return m_ref * 0.0
 
 
-@triton.jit(do_not_specialize=["heads", "splits"])
+# SGLang passes slices of its lengths, aligned or not; without the last argument each case would be a binary of its own.
+@triton.jit(do_not_specialize=["heads", "splits"], do_not_specialize_on_alignment=["length_ptr", "extra_length_ptr"])
 def decode_fwd_kernel(
     q_ptr,
     cache_ptr,
@@ -339,7 +340,7 @@ def merge_heads(
     tl.store(out_row[:, None] + dim[None, :], value, mask=mask[:, None])
 
 
-@triton.jit(do_not_specialize=["heads", "splits"])
+@triton.jit(do_not_specialize=["heads", "splits"], do_not_specialize_on_alignment=["length_ptr", "extra_length_ptr"])
 def merge_kernel(
     length_ptr,
     extra_length_ptr,

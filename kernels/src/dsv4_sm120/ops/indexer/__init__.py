@@ -13,7 +13,7 @@ imports that name on each call), and wrap ``sglang.kernels.ops.attention.dsv4.to
 top-k v2 off, SGLang's defaults on sm_120.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -288,11 +288,20 @@ def _merge(
     )
 
 
-def self_check(device: torch.device) -> None:
+def self_check(device: torch.device, k: int = TOPK[0]) -> None:
     """Compare both forms with ``naive`` on ``device``; raises ``AssertionError`` on the first difference.
 
-    Inputs are small integers, so that logits are exact in fp32, ties are many and the answer is unique.
+    Inputs are small integers, so that logits are exact in fp32, ties are many and the answer is unique. Compiles every
+    kernel that serving with this ``k`` will need.
     """
+    settings = load_settings(config.arch_of(device.index or 0), k)
+    for rows, _ in settings["dense"]["topk"]["splits"]:
+        _compare(_dense, device, [0, k, k + 1, 9 * k + 1, *[k + 1] * (rows - 4)], k, settings)
+    _compare(_merge, device, [0, k, k + 1, 9 * k + 1], k, settings)
+
+
+def _compare(form: Callable, device: torch.device, lengths: list[int], k: int, settings: dict) -> None:
+    """One form against ``naive``. Without raw indices, as in serving, so that it compiles what serving runs."""
     from .naive import indexer_logits as naive_logits
     from .naive import topk_transform as naive_topk
 
@@ -301,9 +310,7 @@ def self_check(device: torch.device) -> None:
     def integers(*shape: int) -> torch.Tensor:
         return torch.randint(-2, 3, shape, generator=generator).float()
 
-    k = TOPK[0]
-    lengths = torch.tensor([0, k, k + 1, 9 * k + 1], dtype=torch.int32)
-    rows, pages = len(lengths), -(-int(lengths.max()) // layout.INDEXER_PAGE_SIZE)
+    rows, pages = len(lengths), -(-max(lengths) // layout.INDEXER_PAGE_SIZE)
     cache = layout.pack_indexer_k(
         integers(pages * layout.INDEXER_PAGE_SIZE, layout.INDEXER_DIM).to(torch.float8_e4m3fn),
         2.0 ** integers(pages * layout.INDEXER_PAGE_SIZE),
@@ -311,14 +318,13 @@ def self_check(device: torch.device) -> None:
     q = integers(rows, 1, layout.INDEXER_HEADS, layout.INDEXER_DIM).to(torch.float8_e4m3fn).to(device)
     weights = integers(rows, layout.INDEXER_HEADS).to(device)
     table = torch.stack([torch.randperm(pages, generator=generator) for _ in range(rows)]).int().to(device)
-    lengths = lengths.to(device)
-    slots, _ = naive_topk(naive_logits(q, cache, weights, lengths, table), table, k)
-    settings = load_settings(config.arch_of(device.index or 0), k)
-    for form in (_dense, _merge):
-        out = torch.full_like(slots, -7)
-        # Without raw indices, as in serving, so that the check also compiles what serving runs.
-        form(PendingLogits(q, cache, weights), lengths, table, out, None, settings)
-        assert torch.equal(out.sort(1).values, slots.sort(1).values), f"indexer: {form.__name__} differs from naive"
+    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+    slots, _ = naive_topk(naive_logits(q, cache, weights, counts, table), table, k)
+    out = torch.full_like(slots, -7)
+    form(PendingLogits(q, cache, weights), counts, table, out, None, settings)
+    assert torch.equal(out.sort(1).values, slots.sort(1).values), (
+        f"indexer: {form.__name__} of {rows} rows differs from naive"
+    )
 
 
 def aot_cases(arch: str) -> Iterator[AotCase]:

@@ -31,6 +31,11 @@ OCTAVE = tl.constexpr(1 << 23)
 """Keys of positive logits this far apart differ by a factor of two."""
 UNKNOWN = tl.constexpr(0x7FFFFFFF)
 
+# One binary, whatever these are: SGLang passes slices of its metadata, aligned or not, and what the start has not
+# compiled would be compiled while serving.
+STRIDES = ["page_stride", "out_stride", "raw_stride", "max_pages", "splits"]
+SLICES = ["seq_lens", "page_table", "out", "raw"]
+
 
 @triton.jit
 def _order_key(logit):
@@ -270,7 +275,7 @@ def _groups(steps, splits, K: tl.constexpr, PAGES: tl.constexpr):
     return active, tl.minimum(each, PAGE * PAGES)
 
 
-@triton.jit(do_not_specialize=["page_stride", "out_stride", "raw_stride", "max_pages", "splits", "row_keys"])
+@triton.jit(do_not_specialize=[*STRIDES, "row_keys"], do_not_specialize_on_alignment=SLICES)
 def dense_logits_kernel(
     q,
     keys,
@@ -384,7 +389,7 @@ def _select_exact(
         written += tl.sum(taken.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["page_stride", "out_stride", "raw_stride", "max_pages", "splits", "row_keys"])
+@triton.jit(do_not_specialize=[*STRIDES, "row_keys"], do_not_specialize_on_alignment=SLICES)
 def dense_topk_kernel(
     seq_lens,
     page_table,
@@ -474,7 +479,7 @@ def dense_topk_kernel(
         _select_exact(key_row, length, page_row, out_row, raw_row, 4 * K, K, HAS_RAW, BINS)
 
 
-@triton.jit(do_not_specialize=["page_stride", "out_stride", "raw_stride", "max_pages", "splits"])
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SLICES)
 def merge_logits_kernel(
     q,
     keys,
@@ -565,7 +570,7 @@ def merge_logits_kernel(
         tl.store(kept_count + segment, count)
 
 
-@triton.jit(do_not_specialize=["page_stride", "out_stride", "raw_stride", "max_pages", "splits"])
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=SLICES)
 def merge_topk_kernel(
     seq_lens,
     page_table,

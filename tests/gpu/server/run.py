@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The kernels inside the real server: correctness, then speed, on one GPU.
+
+    python tests/gpu/server/run.py --launch launch.json --out DIRECTORY [capacity] [correct] [speed]
+
+Needs a GPU and, in this interpreter, SGLang with what its DeepSeek-V4 path needs. launch.json comes from launch.py. The
+model has DeepSeek-V4-Flash's dimensions per layer, few layers and experts, and random weights (seam/). Every result is
+written to DIRECTORY/results.json as soon as it is there, and as tables to DIRECTORY/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE))
+
+import compare  # noqa: E402  # after the import path
+import model  # noqa: E402  # after the import path
+import speed  # noqa: E402  # after the import path
+from server import Server, Variant, wait  # noqa: E402  # after the import path
+
+STEPS = ("capacity", "shadow", "correct", "speed")
+KERNELS = ("decode", "indexer", "mhc")
+SEAM = {"DSV4_SEAM_ATTENTION": "sm_120", "SGLANG_SM120_FLASHMLA_BACKEND": "triton"}
+SEAM |= {"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL": "0"}
+TILELANG = {"SGLANG_OPT_USE_TILELANG_INDEXER": "1", "SGLANG_OPT_USE_TOPK_V2": "0"}
+TILELANG |= {"SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1"}
+HISTORY = SEAM | {"SGLANG_OPT_USE_TILELANG_INDEXER": "0", "SGLANG_OPT_USE_TOPK_V2": "0"}
+HISTORY |= {"SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1"}
+CONTEXTS = ("context-8k", "context-128k", "context-512k", "context-1m")
+MARKER = re.compile(r"^dsv4_sm120 (\{.*\})$", re.MULTILINE)
+CAPACITY_LINES = re.compile(
+    r"max_total_num_tokens=|DSV4 (?:SWA sizing|pool sizes|memory calculation)|Load weight (?:begin|end)|"
+    r"Memory pool end|Capture .* end"
+)
+WITHOUT_GRAPHS = ("--cuda-graph-backend-decode", "disabled")
+SLOW_ATTENTION = 3_000
+"""Longest prompt, in tokens, for variants with SGLang's scalar attention, which takes minutes for more."""
+
+
+def switches(*active: str) -> dict[str, str]:
+    """The plugin's switches with only these kernels on."""
+    return {f"DSV4_SM120_{name.upper()}": "1" if name in active else "0" for name in KERNELS}
+
+
+def correct_variants() -> list[Variant]:
+    """``stock`` first: everything is compared with it. ``stock_*`` show how far SGLang's own kernels are apart."""
+    host = "context-128k"
+    return [
+        Variant("stock", host, switches()),
+        Variant("all", host, SEAM | TILELANG | switches(*KERNELS)),
+        Variant("decode", host, SEAM | switches("decode")),
+        Variant("indexer", host, TILELANG | switches("indexer")),
+        Variant("mhc", host, switches("mhc")),
+        Variant("stock_again", host, switches()),
+        Variant("stock_tilelang", host, TILELANG | switches()),
+        Variant("stock_sm120_triton", host, SEAM | TILELANG | switches()),
+        Variant("all_without_graphs", host, SEAM | TILELANG | switches(*KERNELS), WITHOUT_GRAPHS),
+        Variant("broken_decode", host, SEAM | TILELANG | switches(*KERNELS) | {"DSV4_SEAM_BREAK": "decode"}),
+    ]
+
+
+def speed_variants() -> list[list[Variant]]:
+    """Groups of servers that are alive together."""
+    stock = [Variant(f"stock {host}", host, switches()) for host in CONTEXTS]
+    ours = [Variant(f"all {host}", host, SEAM | TILELANG | switches(*KERNELS)) for host in CONTEXTS]
+    history = [
+        Variant(f"history {host}", host, HISTORY | switches(), ("--dsa-topk-backend", "torch"))
+        for host in ("context-8k", "context-512k")
+    ]
+    return [[*stock, *ours], history]
+
+
+class Results:
+    """What has been found so far, on disk at all times."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.file = directory / "results.json"
+        self.data: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    def put(self, step: str, name: str, value: Any) -> None:
+        self.data.setdefault(step, {})[name] = value
+        self.file.write_text(json.dumps(self.data, indent=1), encoding="utf-8")
+        (self.directory / "results.md").write_text(markdown(self.data), encoding="utf-8")
+
+
+def write_plugins(directory: Path) -> Path:
+    """A folder for the import path in which SGLang finds the kernels' plugin and the seam, as after an installation."""
+    sources = {"dsv4_sm120": ROOT / "kernels/src/dsv4_sm120", "dsv4_seam": HERE / "seam/dsv4_seam.py"}
+    shadow = directory / "dsv4_shadow.py"
+    if not shadow.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        shadow.symlink_to(HERE / "seam/dsv4_shadow.py")
+    for name, source in sources.items():
+        info = directory / f"{name}-0.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        module = "dsv4_sm120.plugin" if name == "dsv4_sm120" else name
+        (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {module}:register\n")
+        link = directory / source.name
+        if not link.exists():
+            link.symlink_to(source)
+    return directory
+
+
+def describe(server: Server) -> dict[str, Any]:
+    """What a server says of itself: start time, the plugin's line, its gauges, the lines on memory, errors."""
+    text = server.text()
+    found: dict[str, Any] = {"ready_s": server.ready_s, "lines": [], "marker": None}
+    marker = MARKER.search(text)
+    if marker:
+        found["marker"] = json.loads(marker[1])
+    found["lines"] = [line[-400:] for line in text.splitlines() if CAPACITY_LINES.search(line)][-20:]
+    if server.ready_s is None:
+        found["tail"] = text.splitlines()[-60:]
+        return found
+    metrics = server.get("/metrics").text
+    found["gauges"] = [line for line in metrics.splitlines() if line.startswith("dsv4_sm120")]
+    found["memory_mib"] = server.gpu_memory_mib()
+    return found
+
+
+def start(variants: Sequence[Variant], options: argparse.Namespace) -> list[Server]:
+    launch = json.loads(options.launch.read_text(encoding="utf-8"))
+    plugins = write_plugins(options.out / "plugins")
+    directory = model.write(options.out / "model", options.layers, options.experts)
+    return [Server(variant, launch, directory, plugins, options.out, slot) for slot, variant in enumerate(variants)]
+
+
+def run_group(step: str, variants: Sequence[Variant], options: argparse.Namespace, results: Results, use: Any) -> None:
+    """Start servers together, describe each, hand the ready ones to ``use``, stop all."""
+    servers = start(variants, options)
+    try:
+        ready = wait(servers, options.start_timeout)
+        for server in servers:
+            results.put("servers", f"{step}: {server.variant.name}", describe(server))
+        use(ready)
+        for server in ready:  # now that their kernels have been called
+            results.put("servers", f"{step}: {server.variant.name}", describe(server))
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def do_capacity(options: argparse.Namespace, results: Results) -> None:
+    """One server as a deployment sizes it, alone on the GPU: what it reports is compared with the memory plan."""
+    variant = Variant("capacity", "capacity", SEAM | TILELANG | switches(*KERNELS))
+
+    def use(ready: list[Server]) -> None:
+        for server in ready:
+            info = server.get("/server_info").json()
+            internal = info.get("internal_states") or [{}]
+            results.put("capacity", "server_info", {k: v for k, v in (info | internal[0]).items() if _plain(k, v)})
+            results.put("capacity", "answer", compare.ask(server, compare.PROMPTS[1])[0]["tokens"])
+
+    run_group("capacity", [variant], options, results, use)
+
+
+def _plain(name: str, value: Any) -> bool:
+    wanted = ("token", "mem", "max_running", "context", "page_size", "ratio", "weight", "graph")
+    return isinstance(value, (int, float, str, bool, dict)) and any(word in name for word in wanted)
+
+
+def do_shadow(options: argparse.Namespace, results: Results) -> None:
+    """SGLang's kernels serve, ours run beside them on the same tensors; see seam/dsv4_shadow.py."""
+    prefix = options.out / "shadow"
+    environment = TILELANG | switches() | {"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL": "0", "DSV4_SEAM_SHADOW": str(prefix)}
+
+    def use(ready: list[Server]) -> None:
+        for server in ready:
+            for prompt in compare.PROMPTS:
+                compare.ask(server, prompt)
+                print("shadow", prompt.name, flush=True)
+        for file in sorted(options.out.glob("shadow-*.json")):
+            for kind, found in json.loads(file.read_text(encoding="utf-8")).items():
+                results.put("shadow", kind, found)
+
+    run_group("shadow", [Variant("shadow", "context-128k", environment, WITHOUT_GRAPHS)], options, results, use)
+
+
+def do_correct(options: argparse.Namespace, results: Results) -> None:
+    """Each variant's answers against stock's. Stock's stay on disk, so the groups need not be alive together."""
+    variants = [v for v in correct_variants() if not options.only or v.name in options.only]
+    for first in range(0, len(variants), options.together):
+        group = variants[first : first + options.together]
+        run_group("correct", group, options, results, lambda ready: ask_all(ready, results))
+
+
+def ask_all(ready: Iterable[Server], results: Results) -> None:
+    for server in ready:
+        name = server.variant.name
+        slow = name in ("stock_sm120_triton", "broken_decode")
+        for prompt in compare.PROMPTS:
+            if slow and max(prompt.lengths) > SLOW_ATTENTION:
+                continue
+            try:
+                answers = compare.ask(server, prompt)
+            except Exception as error:
+                traceback.print_exc()
+                results.put("distance", f"{name} | {prompt.name}", {"failed": f"{type(error).__name__}: {error}"[:300]})
+                continue
+            results.data.setdefault("answers", {})[f"{name} | {prompt.name}"] = answers
+            reference = results.data["answers"].get(f"stock | {prompt.name}")
+            if reference is not None:
+                found = compare.distance(answers, reference)
+                results.put("distance", f"{name} | {prompt.name}", found)
+                print(name, "|", prompt.name, {k: round(v, 5) for k, v in found.items()}, flush=True)
+
+
+def do_speed(options: argparse.Namespace, results: Results) -> None:
+    for number, group in enumerate(speed_variants()):
+        run_group("speed", group, options, results, lambda ready, history=number > 0: time_all(ready, history, results))
+
+
+def time_all(ready: list[Server], history: bool, results: Results) -> None:
+    for batch in (1, 16, 64):
+        if history and batch == 64:
+            continue
+        found = speed.decode_steps(ready, batch, 64, 3 if history else 5)
+        for name, values in found.items():
+            put_time(results, f"{name} | short | {batch}", values)
+    if history:
+        return
+    long = [server for server in ready if server.variant.host == "context-512k"]
+    for batch, length in ((16, 8192), (2, 65_000)):
+        for name, values in speed.decode_steps(long, batch, length, 2).items():
+            put_time(results, f"{name} | {length} | {batch}", values)
+    for server in long:
+        before, best = server.gpu_memory_mib(), speed.prefill(server, 65_000)
+        found = {"seconds": best, "mib_before": before, "mib_after": server.gpu_memory_mib()}
+        results.put("prefill", server.variant.name, found)
+
+
+def put_time(results: Results, name: str, values: list[float]) -> None:
+    results.put("step_ms", name, values)
+    print(name, [round(value, 3) for value in values], flush=True)
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The tables: distances from stock, and milliseconds of a decode step."""
+    lines = []
+    if "distance" in data:
+        lines += ["| variant | prompt | mean, prompt | max, prompt | mean, output | equal tokens |", "|" + "---|" * 6]
+        for name, found in data["distance"].items():
+            variant, prompt = name.split(" | ")
+            if "failed" in found:
+                lines.append(f"| {variant} | {prompt} | {found['failed']} | | | |")
+                continue
+            cells = [f"{found[key]:.2e}" for key in ("prompt_mean", "prompt_max", "output_mean")]
+            lines.append(f"| {variant} | {prompt} | {' | '.join(cells)} | {found['equal']:.0%} |")
+    if "shadow" in data:
+        lines += ["", "| call | calls | largest errors |", "|" + "---|" * 3]
+        for kind, found in data["shadow"].items():
+            errors = ", ".join(f"{name} {value:.1e}" for name, value in found.items() if name != "calls")
+            lines.append(f"| {kind} | {found['calls']} | {errors} |")
+    if "step_ms" in data:
+        lines += ["", "| server | live tokens | batch | best | median | worst |", "|" + "---|" * 6]
+        for name, values in data["step_ms"].items():
+            ordered = sorted(values)
+            cells = [f"{value:.3f}" for value in (ordered[0], ordered[len(ordered) // 2], ordered[-1])]
+            lines.append(f"| {' | '.join(name.split(' | '))} | {' | '.join(cells)} |")
+    if "prefill" in data:
+        lines += ["", "| server | prefill of 65,000 tokens, s | MiB before | MiB after |", "|" + "---|" * 4]
+        for name, found in data["prefill"].items():
+            lines.append(f"| {name} | {found['seconds']:.3f} | {found['mib_before']} | {found['mib_after']} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("steps", nargs="*", help=f"of {', '.join(STEPS)}; all without any")
+    parser.add_argument("--launch", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--experts", type=int, default=32)
+    parser.add_argument("--start-timeout", type=float, default=600)
+    parser.add_argument("--together", type=int, default=5, help="servers alive at the same time in the step correct")
+    parser.add_argument("--only", nargs="*", help="variants of the step correct")
+    options = parser.parse_args(argv)
+    unknown = set(options.steps) - set(STEPS)
+    if unknown:
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; known: {', '.join(STEPS)}")
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = Results(options.out)
+    for step in options.steps or STEPS:
+        globals()[f"do_{step}"](options, results)
+    print((options.out / "results.md").read_text() if (options.out / "results.md").exists() else "nothing found")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One SGLang server: started from a rendered launch line, watched until it is ready or dead, asked, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+
+READY = "The server is fired up and ready to roll"
+DYING = re.compile(r"Scheduler hit an exception|Received sigquit from a child|scheduler died during initialization")
+PORTS = ("--port", "--nccl-port")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is run: a host of inventory/, what is set in its environment, and what is added to its launch line."""
+
+    name: str
+    host: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+def replaced(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The launch line with other values behind some of its options."""
+    words = list(argv)
+    for option, value in values.items():
+        words[words.index(option) + 1] = value
+    return words
+
+
+class Server:
+    """A running server. ``started`` to ``ready_s`` is in seconds; the log is a file."""
+
+    def __init__(
+        self, variant: Variant, launch: Mapping[str, Any], model: Path, plugins: Path, directory: Path, slot: int
+    ) -> None:
+        self.variant = variant
+        self.port = 31000 + slot
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = directory / f"{variant.name}.log"
+        self.ready_s: float | None = None
+        line = launch[variant.host]
+        own = {"--model-path": str(model), "--port": str(self.port), "--nccl-port": str(32000 + slot)}
+        arguments = [*replaced(line["argv"][1:], own), *variant.arguments]
+        path = os.pathsep.join(filter(None, [str(plugins), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | line["environment"] | variant.environment | {"PYTHONPATH": path}
+        self.started = time.monotonic()
+        with self.log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sglang.launch_server", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def look(self) -> bool | None:
+        """True once it is ready, False once it is dead or dying, None while it starts."""
+        if self.ready_s is not None:
+            return True
+        text = self.text()
+        if READY in text:
+            self.ready_s = time.monotonic() - self.started
+            return True
+        if self.process.poll() is not None or DYING.search(text):
+            return False
+        return None
+
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, timeout: float = 300, **options: Any) -> Any:
+        """Greedy tokens of ``/generate`` for prompts of token ids; raises ``requests.RequestException``."""
+        sampling = {"max_new_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
+        body = {"input_ids": [list(ids) for ids in prompts], "sampling_params": sampling, **options}
+        answer = requests.post(f"{self.url}/generate", json=body, timeout=timeout)
+        answer.raise_for_status()
+        return answer.json()
+
+    def get(self, path: str) -> requests.Response:
+        return requests.get(self.url + path, timeout=30)
+
+    def gpu_memory_mib(self) -> int:
+        """GPU memory of the server's processes, as the driver counts it."""
+        query = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+        rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        pairs = [tuple(map(int, row.split(","))) for row in rows]
+        return sum(used for pid, used in pairs if session(pid) == self.process.pid)
+
+    def stop(self) -> None:
+        """Kill the whole session: a test's server has nothing to drain."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def wait(servers: Sequence[Server], timeout: float) -> list[Server]:
+    """Wait until each server is ready or dead, or ``timeout`` seconds have passed; return the ready ones."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end and any(server.look() is None for server in servers):
+        time.sleep(1)
+    for server in servers:
+        state = {True: f"ready after {server.ready_s or 0:.0f} s", False: "DEAD", None: "NOT READY"}[server.look()]
+        print(f"{server.variant.name}: {state}", flush=True)
+    return [server for server in servers if server.look()]

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Time of a decode step and of a prefill, over several servers in turn: a drift of the GPU meets all of them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from server import Server
+
+STEPS = 192
+
+
+def prompts(batch: int, length: int, seed: int) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(5, 120_000) for _ in range(length)] for _ in range(batch)]
+
+
+def seconds(server: Server, ids: Sequence[Sequence[int]], new_tokens: int) -> float:
+    start = time.perf_counter()
+    server.generate(ids, new_tokens)
+    return time.perf_counter() - start
+
+
+def decode_steps(servers: Sequence[Server], batch: int, length: int, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of a decode step, name -> one value a round: (all tokens - first token) / steps.
+
+    The first round warms up and is not in the result.
+    """
+    found: dict[str, list[float]] = {server.variant.name: [] for server in servers}
+    for turn in range(rounds + 1):
+        for server in servers:
+            ids = prompts(batch, length, turn)
+            first = min(seconds(server, ids, 1) for _ in range(1 if length > 4096 else 2))
+            value = (seconds(server, ids, 1 + STEPS) - first) / STEPS * 1e3
+            if turn:
+                found[server.variant.name].append(value)
+    return found
+
+
+def prefill(server: Server, length: int, rounds: int = 3) -> float:
+    """Seconds to the first token of one prompt; the best of ``rounds``, after one that warms up."""
+    return min([seconds(server, prompts(1, length, turn), 1) for turn in range(rounds + 1)][1:])
