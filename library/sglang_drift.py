@@ -106,7 +106,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.drift import Reality, drift_report, intent_of
 from ansible.module_utils.ops.http import Client, read_token
 from ansible.module_utils.ops.report import failure_text, summary_text, write_report
-from ansible.module_utils.ops.systemd import SystemdError
 
 
 def run(module: AnsibleModule) -> None:
@@ -117,7 +116,7 @@ def run(module: AnsibleModule) -> None:
         report = drift_report(intent, Reality(client, key_file=params["api_key_file"]))
     except PermissionError as error:
         module.fail_json(msg=f"cannot read {error.filename}: {error.strerror}; run with become: true")
-    except (ValueError, SystemdError) as error:
+    except ValueError as error:
         module.fail_json(msg=f"nothing was compared: {error}")
     if module.check_mode:
         module.exit_json(changed=False, report=report, summary=summary_text(report))

@@ -265,7 +265,8 @@ def run(module: AnsibleModule) -> None:
             module.exit_json(**result_of(watch.look(), watch.restarts_before or 0))
         seen = watch.wait(params["max_wait"])
     except SystemdError as error:
-        module.fail_json(msg=f"cannot look at {params['unit']}: {error}", next_command="systemctl status")
+        command = "systemctl is-system-running"
+        module.fail_json(msg=f"cannot look at {params['unit']}: {error}; next command: {command}", next_command=command)
     if seen.status == STARTING and seen.elapsed_s >= params["timeout"]:
         why = f"still {seen.phase} after {seen.elapsed_s:.0f} s, limit {params['timeout']:.0f} s; seen: {seen.detail}"
         seen = dataclasses.replace(seen, status=FAILED, detail=why)

@@ -15,7 +15,7 @@ description:
   - Every answer is also checked for content, repetition, leaked control tokens, a sane end, token counts, and for being
     the same streamed and whole.
   - The module fails when a check fails. A check that can't be judged now, such as one that needs an idle server, is
-    reported as skipped. The report is returned in all cases.
+    reported as skipped. The report is returned in all cases; one of a run that could not begin has failed.
   - Nothing is changed on the host, except that a report is written when O(report_path) is given.
 options:
   base_url:
@@ -50,17 +50,19 @@ options:
       - The checks of the model, as in C(checks) of a file in C(models/). Keys and types are checked before anything is
         asked, and all problems are named at once.
       - C(prompts), a list of questions. C(id); C(prompt) with or without C(system), or C(messages); C(expect) with
-        C(kind) and C(value), where the kind is C(exact), C(word), C(integer), C(json), C(regex), C(tool_call) or
-        C(non_empty); C(max_tokens), C(temperature), C(stream) (both, only, never), C(same_when_streamed), C(timeout),
-        C(tries), C(min_pass_rate), C(allow_length), C(reasoning) (any, required, forbidden), C(max_ttft_s).
+        C(kind) and C(value), where the kind is C(exact), C(word), C(integer), C(sequence), C(json), C(regex),
+        C(tool_call) or C(non_empty); C(max_tokens), C(temperature), C(stream) (both, only, never),
+        C(same_when_streamed), C(timeout), C(tries), C(min_pass_rate), C(allow_length), C(reasoning) (any, required,
+        forbidden), C(finish_reason) (the only accepted one), C(max_ttft_s) and C(max_gap_s) (longest time to the first
+        token, longest silence after it).
       - C(tools), a list of conversations with a tool. C(id), C(prompt), C(tools), the expected C(call), its C(result),
         the C(expect)ed answer, C(max_calls), C(tool_choice) for the first request.
       - C(concurrent), a list of sets of questions asked at one moment. C(id), C(cases) with C(prompt) and C(expect),
         C(rounds).
       - C(needles), a list of long prompts with hidden facts. C(id), C(tokens) or C(share_of_limit), C(needles) (their
         number), C(seed).
-      - C(over_long), C(cancelled_client), C(resting_level) and C(counters) need no data; V(false) leaves one out.
-        Checks without a single question are refused, unless each of these is named.
+      - C(over_long), C(cancelled_client), C(resting_level), C(counters) and C(endpoints) need no data; V(false) leaves
+        one out. Checks without a single question are refused, unless each of these is named.
       - Each check may name its C(profile), and C(response_format), C(chat_template_kwargs) or C(extra_body) for the
         request.
     type: dict
@@ -110,8 +112,10 @@ report:
       C(skipped) (lists of ids), C(tries) and C(failed_tries) (counts, tolerated ones included) and C(checks).
     - A row of C(checks) has C(id), C(ok), C(skipped), C(wanted), C(seen), C(elapsed_s), C(ttft_s), C(cause),
       C(next_command), C(passed), C(tried), C(tries) with every answer and its faults, and C(evidence).
-    - The ids are C(server.model), C(prompt.ID), C(tool.ID), C(concurrent.ID), C(needle.ID), C(limits.over_long),
-      C(kv.cancelled_client), C(kv.resting_level), C(metrics.counters) and C(answer.FAULT).
+    - The ids are C(server.model), C(server.endpoints), C(prompt.ID), C(tool.ID), C(concurrent.ID), C(needle.ID),
+      C(limits.over_long), C(kv.cancelled_client), C(kv.resting_level), C(metrics.counters), C(speculation.accepted) and
+      C(answer.FAULT);
+      C(run.begin) alone when the run could not begin.
   returned: always
   type: dict
   sample:
@@ -125,11 +129,14 @@ summary:
   sample: 23 of 23 checks passed in 22.8 s
 """
 
+import contextlib
+import time
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
 from ansible.module_utils.ops.report import failure_text, summary_text, write_problem, write_report
 from ansible.module_utils.ops.smoke import run as run_suite
-from ansible.module_utils.ops.smoke import suite_of
+from ansible.module_utils.ops.smoke import suite_of, unbegun_report
 
 
 def run(module: AnsibleModule) -> None:
@@ -148,7 +155,11 @@ def run(module: AnsibleModule) -> None:
         if problem:
             raise ValueError(problem)
     except ValueError as error:
-        module.fail_json(msg=f"nothing was asked: {error}")
+        report = unbegun_report(str(error), params["base_url"], params["model"], params["profile"], time.time())
+        if params["report_path"] and not module.check_mode:
+            with contextlib.suppress(OSError, ValueError):  # the error may be that it can't be written
+                write_report(params["report_path"], report)
+        module.fail_json(msg=f"nothing was asked: {error}", report=report, summary=summary_text(report))
     report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine)
     summary = summary_text(report)
     if params["report_path"]:

@@ -17,7 +17,7 @@ from decimal import Decimal
 
 from .http import parse_json
 
-KINDS = ("non_empty", "exact", "word", "integer", "json", "regex", "tool_call")
+KINDS = ("non_empty", "exact", "word", "integer", "sequence", "json", "regex", "tool_call")
 
 # Among them the marks of writing direction.
 _INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\u061c\ufe0e\ufe0f\ufeff\u00ad]")
@@ -45,6 +45,8 @@ _MIN_RULE = 40
 _MARKERS = re.compile(
     # Among them the characters that stand for broken ones, and those that steer a terminal.
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]"
+    # A turn of somebody else, which a model writes that does not see its own end.
+    r"|(?:^|\n)(?:User|Human|Assistant|### (?:Instruction|Response|Human|Assistant|User)):"
     r"|</?think(?:ing)?>|<\|[a-z_]+\|>|<\uff5c[^\uff5c>]{1,40}\uff5c>|\|DSML\||\uff5cDSML\uff5c|\[/?INST\]|</?tool_calls?>"
 )
 
@@ -144,6 +146,8 @@ def check_expectation(expectation: t.Mapping[str, t.Any]) -> str | None:
         return f"value is {value!r}, kind regex needs text"
     if kind == "integer" and not re.fullmatch(r"-?\d+", str(expectation["value"])):
         return f"value is {expectation['value']!r}, kind integer needs an integer"
+    if kind == "sequence" and not _is_sequence(value):
+        return f"value is {value!r}, kind sequence needs the first and the last number"
     if kind in ("json", "tool_call") and not isinstance(expectation["value"], dict):
         return f"value is {expectation['value']!r}, kind {kind} needs a mapping"
     if kind == "tool_call" and not isinstance(value.get("name"), str):
@@ -171,6 +175,7 @@ def judge(
                     a number as a word is not part of another one, such as 4 in 4.5, -4, 4,000 or 3/4
     kind integer    every number in the answer that is not in the question is the value, and it is there, or the answer
                     is a computation that ends in it
+    kind sequence   the numbers in the answer are those from the first to the last of the value, each once and in order
     kind json       the answer is JSON and holds the value (a mapping: at least these keys with these values)
     kind regex      the value matches the whole answer
     kind tool_call  exactly one call, of value.name, whose arguments are JSON and hold value.arguments
@@ -190,6 +195,7 @@ def judge(
         "exact": lambda: _exact(text, value),
         "word": lambda: _word(text, value),
         "integer": lambda: _integer(text, value, question, _list(expectation.get("reject"))),
+        "sequence": lambda: _sequence(text, value),
         "json": lambda: _json(text, value),
         "regex": lambda: "" if re.fullmatch(str(value), text.strip(), re.DOTALL) else "the pattern does not match",
     }[kind]()
@@ -314,6 +320,19 @@ def _computes(text: str, wanted: Decimal) -> bool:
         return False
     alone = [numbers(step) for step in steps if re.fullmatch(r"\W*-?[\d.,]+\W*", step)]
     return numbers(steps[-1]) == [wanted] and [wanted] in alone[-1:] and all(found == [wanted] for found in alone)
+
+
+def _is_sequence(value: t.Any) -> bool:
+    whole = [isinstance(one, int) and not isinstance(one, bool) for one in _list(value)]
+    return whole == [True, True] and value[0] < value[1]
+
+
+def _sequence(text: str, value: t.Sequence[int]) -> str:
+    said, wanted = numbers(text), list(range(value[0], value[1] + 1))
+    at = next((at for at, pair in enumerate(zip(said, wanted)) if pair[0] != pair[1]), min(len(said), len(wanted)))
+    if at == len(said) == len(wanted):
+        return ""
+    return f"after {at} numbers in order the answer says {str(said[at])[:40] if at < len(said) else 'nothing'}"
 
 
 def _json(text: str, value: t.Any) -> str:

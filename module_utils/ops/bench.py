@@ -23,6 +23,9 @@ MEASURED, CONTENDED, FAILED, LEFT_OUT = "measured", "contended", "failed", "left
 
 # Length of the prompt of a level with context 0: a sentence. A prompt of no tokens does not exist.
 SHORT_PROMPT_TOKENS = 32
+# So many tokens of the context length, and of the KV pool, the engine gives to no request: it cuts the answer before
+# (SGLang 0.5.23: max_req_len in srt/managers/tp_worker.py, less one in srt/managers/scheduler.py).
+SPARE_TOKENS = 2
 # Largest share by which the load generator and the engine may differ.
 TOLERANCE = 0.01
 # More of the prompts from the prefix cache means that they were not new, and TTFT is not that of a prefill. Two new
@@ -105,11 +108,12 @@ class Protocol:
 def why_left_out(level: Level, capacity: Capacity) -> str:
     """Why the service can't hold a level, or an empty string. What the service did not say refuses nothing."""
     limit, running, pool = capacity.context_length, capacity.max_running_requests, capacity.max_total_num_tokens
-    if limit and level.tokens > limit:
-        return f"{level.prompt_tokens} + {level.output_tokens} tokens do not fit the context length {limit}"
+    if limit and level.tokens > limit - SPARE_TOKENS:
+        kept = f"{limit}, of which the engine keeps {SPARE_TOKENS}"
+        return f"{level.prompt_tokens} + {level.output_tokens} tokens do not fit the context length {kept}"
     if running and level.concurrency > running:
         return f"the service runs {running} requests at once; more would wait, and waiting is not measured"
-    if pool and level.concurrency * level.tokens > pool:
+    if pool and (level.concurrency * level.tokens > pool or level.tokens > pool - SPARE_TOKENS):
         return f"{level.concurrency} x {level.tokens} tokens do not fit the KV pool of {pool} tokens"
     return ""
 
@@ -437,10 +441,14 @@ def _cells(row: t.Mapping[str, t.Any], result: t.Mapping[str, t.Any]) -> list[st
 def gpu_words(gpu: t.Mapping[str, float] | None) -> str:
     if not gpu:
         return "no GPU"
-    return (
+    if not gpu["samples"]:
+        return f"not known: nvidia-smi gave no figures ({gpu['unread']} looks)"
+    text = (
         f"{gpu['power_w_mean']:.0f} W mean, {gpu['power_w_max']:.0f} W most, {gpu['sm_mhz_min']:.0f} MHz least, "
         f"{gpu['temperature_c_max']:.0f} °C most"
     )
+    unread = gpu.get("unread")  # a result of an earlier version has none
+    return f"{text}, {unread} of {gpu['samples'] + unread} not said" if unread else text
 
 
 def result_lines(result: t.Mapping[str, t.Any]) -> list[str]:

@@ -25,6 +25,7 @@ from .bench import BenchError, Level, judge, parse_load, row_of
 from .bench_text import write_prompts
 from .engine_load import METRICS_PATH, Load, parse_counters, read_load
 from .http import Client, HttpError
+from .redact import without_key
 
 # Tokens that each warm-up answer has at most: enough for every kernel of a decode step to be compiled and tuned.
 WARM_UP_TOKENS = 32
@@ -253,19 +254,20 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _last_words(said: str, token: str | None) -> str:
     text = " ".join(said.split())[-400:] or "nothing"
-    return text.replace(token, "***") if token else text
+    return without_key(text, token) if token else text
 
 
 # What happens beside it
 
 
 class Sampler(threading.Thread):
-    """Looks at the GPUs while a load runs, where there are any; a look that fails is left out."""
+    """Looks at the GPUs while a load runs, where there is an nvidia-smi; what it did not say is counted."""
 
     def __init__(self, nvidia_smi: t.Sequence[str] = NVIDIA_SMI) -> None:
         super().__init__(daemon=True)
         self._command = list(nvidia_smi) if shutil.which(nvidia_smi[0]) else []
         self._gpus: list[tuple[float, float, float]] = []
+        self._unread = 0
         self._ended = threading.Event()
 
     def __enter__(self) -> Sampler:
@@ -278,10 +280,14 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         while self._command and not self._ended.wait(SAMPLE_S):
-            self._gpus += gpu_samples(_output(self._command))
+            said = _output(self._command)
+            found = gpu_samples(said)
+            self._gpus += found
+            # A line for each GPU; a look that says nothing is one.
+            self._unread += max(1, len(said.splitlines())) - len(found)
 
     def gpu(self) -> dict[str, float] | None:
-        return gpu_summary(self._gpus)
+        return gpu_summary(self._gpus, self._unread) if self._command else None
 
 
 def _output(command: t.Sequence[str]) -> str:
@@ -303,13 +309,14 @@ def gpu_samples(text: str) -> list[tuple[float, float, float]]:
     return found
 
 
-def gpu_summary(samples: t.Sequence[tuple[float, float, float]]) -> dict[str, float] | None:
-    """What a table shows of the samples, over all GPUs; None without any."""
+def gpu_summary(samples: t.Sequence[tuple[float, float, float]], unread: int = 0) -> dict[str, float]:
+    """What a table shows of the samples, over all GPUs. unread is how many times a GPU did not say all three."""
     if not samples:
-        return None
+        return {"samples": 0, "unread": unread}
     power, clock, temperature = zip(*samples)
     return {
         "samples": len(samples),
+        "unread": unread,
         "power_w_mean": round(sum(power) / len(power), 1),
         "power_w_max": max(power),
         "sm_mhz_min": min(clock),

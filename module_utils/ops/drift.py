@@ -24,7 +24,7 @@ from .http import Client, HttpError, curl_command, fields_command, parse_json
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
 from .redact import is_secret, masked, printable
-from .report import Row, build_report, skipped_row
+from .report import Row, build_report, skipped_row, without_key
 
 INFO_PATH = "/server_info"
 # Command-line names whose field in /server_info has another one.
@@ -117,7 +117,7 @@ class Reality:
 
     client: Client
     host: Host = field(default_factory=Host)
-    runner: systemd.Runner = systemd.run_command
+    runner: systemd.Runner = systemd.ask_command
     key_file: str | None = None
 
     def environment(self, pid: int) -> dict[str, str] | None:
@@ -125,11 +125,15 @@ class Reality:
 
 
 def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
-    """Compare everything. Raises SystemdError and PermissionError."""
-    state = systemd.show(intent.unit, reality.runner)
-    rows = [unit_row(intent, state, reality)]
-    if not state.main_pid:
+    """Compare everything. Raises PermissionError."""
+    try:
+        state = systemd.show(intent.unit, reality.runner)
+        rows = [unit_row(intent, state, reality)]
         why = f"{intent.unit} has no main process: {state.words()}"
+    except systemd.SystemdError as error:
+        state, why = systemd.UnitState(intent.unit), "systemd can't be asked"
+        rows = [_row("drift.unit", _AS_ON_DISK, "no answer of systemd", str(error), "systemctl is-system-running")]
+    if not state.main_pid:
         rows += [skipped_row(id, "as intended", why) for id in (*_PROCESS_ROWS, *_SERVER_ROWS) if _asked(id, intent)]
     else:
         rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
@@ -140,11 +144,11 @@ def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
 
 
 def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
-    """The rows as a report. Raises SystemdError and PermissionError."""
+    """The rows as a report. Raises PermissionError."""
     started, start = time.time(), time.monotonic()
     rows = drift_rows(intent, reality)
     head = {"unit": intent.unit, "base_url": reality.client.base_url}
-    return build_report(rows, started, time.monotonic() - start, **head)
+    return without_key(build_report(rows, started, time.monotonic() - start, **head), reality.client.redacted)
 
 
 def _asked(id: str, intent: Intent) -> bool:
@@ -177,6 +181,8 @@ def _row(id: str, wanted: str, seen: str, cause: str, command: str, evidence: di
 
 # The unit and its process
 
+_AS_ON_DISK = "active, as on disk, without other drop-ins"
+
 
 def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
     """Active, with the unit file on disk loaded and no drop-in that nobody asked for."""
@@ -192,7 +198,7 @@ def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
     if drop_ins:
         causes.append(f"drop-ins that are not part of the configuration: {', '.join(drop_ins)}")
     command = f"systemctl status {intent.unit}" if "running" in " ".join(causes) else f"systemctl cat {intent.unit}"
-    return _row("drift.unit", "active, as on disk, without other drop-ins", state.words(), "; ".join(causes), command)
+    return _row("drift.unit", _AS_ON_DISK, state.words(), "; ".join(causes), command)
 
 
 def config_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:

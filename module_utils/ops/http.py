@@ -21,7 +21,9 @@ import typing as t
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-BODY_EXCERPT_BYTES = 200
+from .redact import LEAST_KEY, without_key
+
+BODY_EXCERPT = 200
 READ_BYTES = 65536
 # A server that sends without end fills no memory: whole bodies and streams, and one line of a stream.
 MAX_BODY_BYTES = 64 << 20
@@ -83,11 +85,6 @@ class Response:
     headers: dict[str, str]
     body: bytes
     elapsed_s: float
-
-
-def excerpt(body: bytes) -> str:
-    """The first bytes of a body as text, for an error message."""
-    return body[:BODY_EXCERPT_BYTES].decode("utf-8", errors="replace")
 
 
 def parse_json(text: str | bytes) -> t.Any:
@@ -223,21 +220,21 @@ class Client:
         self._path = parts.path.rstrip("/")
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self._token = token
+        # Path -> how many GET requests were answered, and the longest time of one in seconds.
+        self.gets: dict[str, tuple[int, float]] = {}
 
     def redacted(self, text: str) -> str:
         """A text without this client's key, which some servers repeat in their errors."""
-        for key in self._keys():
-            text = text.replace(key, "***")
-        return text
+        return without_key(text, self._token) if self._token else text
 
-    def _redacted(self, body: bytes) -> bytes:
-        for key in self._keys():
-            body = body.replace(key.encode(), b"***")
-        return body
+    def readable(self, text: str) -> str:
+        """An answer to be judged: without a key that can be nothing else. A short one may be a word of the answer, and
+        is taken out when the answer is shown."""
+        return self.redacted(text) if len(self._token or "") >= LEAST_KEY else text
 
-    def _keys(self) -> tuple[str, ...]:
-        """The key as it is, and as it stands in JSON."""
-        return (self._token, json.dumps(self._token)[1:-1]) if self._token else ()
+    def excerpt(self, body: bytes) -> str:
+        """The beginning of a body as text, for an error message."""
+        return self.redacted(body[: 2 * READ_BYTES].decode("utf-8", errors="replace"))[:BODY_EXCERPT]
 
     def get(self, path: str, timeout: float | None = None) -> Response:
         return self._whole("GET", path, None, timeout)
@@ -253,15 +250,18 @@ class Client:
         call = _Call(self, "POST", path, payload, timeout)
         try:
             for data in sse_data(call.pieces()):
-                yield self.redacted(data)
+                yield self.readable(data)
         except ValueError as error:
             raise call.error("body", str(error)) from None
 
     def _whole(self, method: str, path: str, payload: t.Any, timeout: float | None) -> Response:
         call = _Call(self, method, path, payload, timeout)
-        body = self._redacted(b"".join(call.pieces()))
+        body = self.readable(b"".join(call.pieces()).decode("utf-8", errors="surrogateescape"))
+        if method == "GET":
+            count, slowest = self.gets.get(path, (0, 0.0))
+            self.gets[path] = (count + 1, max(slowest, call.elapsed_s))
         headers = {name: self.redacted(value) for name, value in call.headers.items()}
-        return Response(call.status, headers, body, call.elapsed_s)
+        return Response(call.status, headers, body.encode("utf-8", errors="surrogateescape"), call.elapsed_s)
 
     def _json(self, method: str, path: str, payload: t.Any, timeout: float | None) -> t.Any:
         response = self._whole(method, path, payload, timeout)
@@ -275,7 +275,7 @@ class Client:
                 f"the answer is not JSON: {str(error)[:MAX_WORDS]}",
                 response.elapsed_s,
                 response.status,
-                excerpt(response.body),
+                self.excerpt(response.body),
             ) from None
 
 
@@ -299,8 +299,8 @@ class _Call:
         return time.monotonic() - self._start
 
     def error(self, kind: str, detail: str, body: bytes = b"") -> HttpError:
-        detail, body = self._client.redacted(detail)[:MAX_WORDS], self._client._redacted(body)
-        return HttpError(kind, self._method, self._url, detail, self.elapsed_s, self.status or None, excerpt(body))
+        detail, said = self._client.redacted(detail)[:MAX_WORDS], self._client.excerpt(body)
+        return HttpError(kind, self._method, self._url, detail, self.elapsed_s, self.status or None, said)
 
     def pieces(self) -> t.Iterator[bytes]:
         """The body as it arrives; raises HttpError."""

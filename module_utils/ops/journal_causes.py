@@ -23,8 +23,9 @@ UNKNOWN = "unknown"
 class Cause:
     """One known kind of line.
 
-    pattern is searched in the line without its prefix. next_command may hold {unit}; source names the file that prints
-    the text.
+    pattern is searched in the line without its prefix. What it finds is fatal only where nothing but _BEFORE_CAUSE
+    stands in front of it: further inside a line it may be the text of a client. next_command may hold {unit}; source
+    names the file that prints the text.
     """
 
     id: str
@@ -101,11 +102,22 @@ CAUSES: tuple[Cause, ...] = (
         "[2026-11-30 00:09:25] Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'",
         "srt/models/registry.py",
     ),
+    # Lines that quote what a client sent; the engine refuses the request and goes on.
+    _row(
+        "request_failed",
+        WARNING,
+        r"^(Error in request|\[http_server\] Error|(Tool call|Reasoning) parsing error|DS32EncodingError): ",
+        "a request failed, and the engine went on",
+        "none; the client's request is refused or has met an error",
+        _JOURNAL,
+        "[2026-11-30 09:20:11] Error in request: Unexpected message role.",
+        "srt/entrypoints/openai/serving_base.py, srt/entrypoints/openai/serving_chat.py",
+    ),
     # Before the rows of memory: a failed graph capture quotes it.
     _row(
         "kernel_too_large",
         FATAL,
-        r"out of resource: shared memory|\bOutOfResources: ",
+        r"out of resource: shared memory|(?<![\w.])[\w.]{0,99}OutOfResources: ",
         "a Triton kernel needs more shared memory than this GPU has",
         f"{_KERNEL_SWITCHES} in sglang_serve_environment_custom, where the traceback names dsv4_sm120",
         _JOURNAL,
@@ -161,7 +173,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "gpu_out_of_memory",
         FATAL,
-        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory",
+        r"(?<![\w.])[\w.]{0,99}OutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory",
         "a GPU has no memory left: another process holds some, or the static share is too large",
         "sglang_serve_mem_fraction_static",
         _GPU_OWNERS,
@@ -172,8 +184,9 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "host_out_of_memory",
         FATAL,
-        r"oom-kill|killed by the OOM killer|killed process .*\(out of memory\)|[Oo]ut of memory: Killed process|"
-        r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b",
+        r"Failed with result 'oom-kill'|A process of this unit has been killed by the OOM killer|"
+        r"systemd-oomd killed |oom-kill:constraint=|(Memory cgroup o|O)ut of memory: Killed process|"
+        r"(\[enforce fail at [^\]]*\] .{0,40})?DefaultCPUAllocator: can't allocate memory|MemoryError\b",
         "the host ran out of memory and a process of the unit was killed",
         "sglang_serve_max_total_tokens (lower), or free memory on the host",
         "journalctl -k -g 'oom|Out of memory' -n 20 --no-pager",
@@ -184,7 +197,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "port_in_use",
         FATAL,
-        r"address already in use|EADDRINUSE|Address already in use|Port is already in use",
+        r"(error while attempting to bind on address \([^()]*\): )?[aA]ddress already in use|EADDRINUSE|"
+        r"Port is already in use",
         "another process listens on a port of this unit",
         "sglang_serve_port",
         "ss -ltnp",
@@ -195,9 +209,10 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "model_path_missing",
         FATAL,
-        r"Can't load the configuration of|does not appear to have a file named config\.json|"
+        r"Can't load the configuration of|(?<!\S)\S{1,300} does not appear to have a file named config\.json|"
         r"Repo id must (be in the form|use alphanumeric)|Incorrect path_or_model_id|Unrecognized model in |"
-        r"is not a valid model identifier|No such file or directory: '[^']*config\.json'|"
+        r"((?<!\S)\S{1,300} is not a local folder and )?is not a valid model identifier|"
+        r"No such file or directory: '[^']*config\.json'|"
         r"Cannot find any model weights",
         "the model directory is missing or holds no model",
         "model_store_path",
@@ -209,7 +224,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "weights_damaged",
         FATAL,
-        r"SafetensorError|Error while deserializing header|incomplete metadata, file not fully covered",
+        r"(?<![\w.])[\w.]{0,99}SafetensorError\b|Error while deserializing header|"
+        r"incomplete metadata, file not fully covered",
         "a weight file is damaged or was not copied to the end",
         "model_store_path",
         "ls -l /var/lib/sglang/models",
@@ -220,7 +236,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "no_space_left",
         FATAL,
-        r"No space left on device|Errno 28\b",
+        r"No space left on device|\[Errno 28\]",
         "a file system is full (cache, state or /dev/shm)",
         "free space on the file system that the line names",
         "df -h /var/cache/sglang /var/lib/sglang /dev/shm /tmp",
@@ -240,7 +256,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "permission_denied",
         FATAL,
-        r"Permission denied|Errno 13\b|Operation not permitted: '",
+        r"Permission denied|\[Errno 13\]|Operation not permitted: '",
         "the service user may not read or write what the line names",
         "owner and mode of the path in the line",
         "namei -l PATH",
@@ -272,8 +288,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "unknown_argument",
         FATAL,
-        r"error: unrecognized arguments|error: argument --?[\w-]+: |error: ambiguous option|"
-        r"error: the following arguments are required",
+        r"error: (unrecognized arguments|argument --?[\w-]+: |ambiguous option|the following arguments are required)",
         "the engine's command line is refused: unknown, ambiguous or wrong argument",
         "sglang_serve_arguments_custom",
         "systemctl cat {unit}",
@@ -283,7 +298,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "context_too_long",
         FATAL,
-        r"context_length \(\d+\) is greater than the derived context_length",
+        r"(Warning: )?(User-specified )?context_length \(\d+\) is greater than the derived context_length",
         "the wanted context is longer than the model was made for",
         "sglang_serve_context_length",
         _JOURNAL,
@@ -304,7 +319,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "moe_backend_unsupported",
         FATAL,
-        r"[Nn]o Nv[Ff]p4 MoE backend|only supported on SM100|requires SM100|[Uu]nsupported architecture",
+        r"[Nn]o Nv[Ff]p4 MoE backend|(Assertion error \([\w./:]+\): )?[Uu]nsupported architecture|"
+        r"(RuntimeError|NotImplementedError|AssertionError): .{0,120}(only supported on|requires) SM100",
         "a kernel was chosen that this GPU generation does not have",
         "--moe-runner-backend in sglang_serve_arguments_custom",
         _JOURNAL,
@@ -314,7 +330,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "no_kernel_image",
         FATAL,
-        r"no kernel image is available for execution on the device|sm_12\w+' is not defined|"
+        r"(CUDA error: )?no kernel image is available for execution on the device|Value 'sm_12\w+' is not defined|"
         r"ptxas .*not defined for option 'gpu-name'|nvrtc: error: invalid value for --gpu-architecture",
         "the installed CUDA packages hold no code for this GPU",
         "sglang_venv_lock",
@@ -325,7 +341,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "driver_mismatch",
         FATAL,
-        r"Driver/library version mismatch|CUDA driver version is insufficient|Found no NVIDIA driver on your system",
+        r"(Failed to initialize NVML: )?Driver/library version mismatch|"
+        r"(CUDA error: )?CUDA driver version is insufficient|Found no NVIDIA driver on your system",
         "the NVIDIA driver is missing, too old, or was upgraded without a reboot",
         "the host's driver; reboot after a driver upgrade",
         "nvidia-smi; cat /proc/driver/nvidia/version",
@@ -336,7 +353,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "device_hidden",
         FATAL,
-        r"No CUDA GPUs are available|no CUDA-capable device is detected|invalid device ordinal",
+        r"No CUDA GPUs are available|(CUDA error: )?(no CUDA-capable device is detected|invalid device ordinal)",
         "the process sees fewer GPUs than it was told to use",
         "sglang_serve_tp, or the unit's device access",
         "nvidia-smi -L",
@@ -378,7 +395,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "nccl_error",
         FATAL,
-        r"NCCL error|nccl(UnhandledCuda|System|Internal|Remote)Error\b|ncclInvalid(Usage|Argument)\b|DistBackendError",
+        r"(?<![\w.])[\w.]{0,99}DistBackendError\b|NCCL error|nccl(UnhandledCuda|System|Internal|Remote)Error\b|"
+        r"ncclInvalid(Usage|Argument)\b",
         "NCCL could not set up or lost the link between the GPUs",
         "the P2P settings of the GPUs (IOMMU, ACS)",
         "dmesg -T | grep -iE 'xid|nvrm|iommu' | tail",
@@ -389,7 +407,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "gpu_lost",
         FATAL,
-        r"NVRM: Xid \(PCI|GPU has fallen off the bus|Unable to determine the device handle for GPU",
+        r"NVRM: Xid \(PCI|(NVRM: GPU .{0,80}: )?GPU has fallen off the bus|"
+        r"Unable to determine the device handle for GPU",
         "a GPU reported an error or left the bus",
         "the host's hardware; drain and reboot",
         "dmesg -T | grep -iE 'xid|nvrm' | tail",
@@ -399,7 +418,8 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "device_assert",
         FATAL,
-        r"block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion |device-side assert triggered",
+        r"/[\w./+-]+:\d+: .{0,200}: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion |"
+        r"(CUDA error: )?device-side assert triggered",
         "a kernel was given a value out of its range, such as an index",
         "none known; keep the journal and the request",
         _JOURNAL,
@@ -410,7 +430,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "cuda_error",
         FATAL,
-        r"CUDA error: |cudaErrorIllegalAddress|an illegal memory access was encountered",
+        r"CUDA error: |cudaErrorIllegalAddress|(Triton Error \[CUDA\]: )?an illegal memory access was encountered",
         "a kernel failed on the GPU",
         "none known; keep the journal",
         _JOURNAL,
@@ -422,8 +442,8 @@ CAUSES: tuple[Cause, ...] = (
         "native_crash",
         FATAL,
         r"^(Fatal Python error: (?!Aborted)|(free|malloc|realloc|munmap_chunk)\(\): |double free or corruption|"
-        r"corrupted (size|double-linked list)|Bus error\b|[^'\"]{0,80}[Ss]egmentation [Ff]ault|"
-        r"terminated by signal SIG)|Segfault encountered",
+        r"corrupted (size|double-linked list)|(/[\w./-]+: line \d+:\s+\d+ )?(Bus error|Segmentation [Ff]ault)\b|"
+        r"terminated by signal SIG)|^!+ Segfault encountered",
         "native code of the engine crashed",
         "none known; keep the journal",
         "coredumpctl list --no-pager; journalctl -u {unit} -n 200 --no-pager",
@@ -512,7 +532,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "scheduler_stuck",
         FATAL,
-        r"watchdog timeout \(self\.watchdog_timeout=|Scheduler watchdog timeout",
+        r"(?<!\w)\w{1,40} watchdog timeout \(self\.watchdog_timeout=",
         "the scheduler made no progress within its watchdog time",
         "--watchdog-timeout in sglang_serve_arguments_custom",
         _JOURNAL,
@@ -621,6 +641,16 @@ CAUSES: tuple[Cause, ...] = (
     ),
 )
 
+# What may stand in front of a fatal text: a logger's level, the name of an exception, torch's or systemd's or a shell's
+# own beginning. What a client wrote stands behind other words.
+_BEFORE_CAUSE = re.compile(
+    r"(?:(?:ERROR|CRITICAL|FATAL):?\s+)?"
+    r"(?:\S+\.service: |(?:\[rank\d+\]:)?\[[EF]\d{4} [\d:.]+ [\w./]+:\d+\] (?:\[[\w ]+\] )*"
+    r"|(?:/[\w./-]+|(?:ba|da)?sh): (?:(?:line )?\d+: )?(?:/[\w./-]+: )?"
+    r"|(?:sglang(?: serve)?|[\w-]+\.py): |ptxas fatal\s*: )?"
+    r"(?:[\w.]*(?:Error|Exception|OutOfResources)\s?: ){0,3}(?:Capture cuda graph failed: )?(?:\[Errno \d+\] )?"
+)
+
 # What an error looks like when no row knows it: the last line of a traceback, or a C++ logger's level.
 _ERROR_SHAPE = re.compile(
     r"^[\w.]*(?:Error|Exception|TimeoutExpired|BrokenProcessPool|SystemExit)\s?(?::|$)|"
@@ -634,6 +664,10 @@ _LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _BEFORE_LEVEL = re.compile(r"(?!\d+ )[\d\s:T.,Z/+|()\[\]-]*(?:[\w.-]+ [-|:] )?\[?")
 _LEVEL_WITHIN = 120
 _ERROR_PRIORITY = 3
+# Of everything that a unit's processes print; systemd and the kernel choose their own.
+_OUTPUT_PRIORITY = 6
+_REQUEST_FAILED = "request_failed"
+_HAS_TIME = re.compile(r"\s*\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _WARNING_PRIORITY = 4
 _FALLBACK = re.compile(r"\bfall(?:ing|s)? ?back\b", re.IGNORECASE)
 
@@ -676,26 +710,39 @@ def classify_line(message: str, priority: int = 6, unit: str = "{unit}") -> Find
     """What one journal line means; None for an ordinary line. priority is syslog's.
 
     A fatal text in a line that is only a warning, or that says what is used instead, is a warning: the engine went on.
+    So is one inside a line, where anybody may have written it; at error level such a line is unknown.
     """
     text = strip_prefix(message)
     if _CONFIGURATION.match(text) or _OF_A_CLIENT.match(text):
         return None
     level, error = level_of(text), bool(_ERROR_SHAPE.search(text))
     survived = level[:1] in ("D", "I", "W") or (not error and bool(_FALLBACK.search(text)))
-    for row in CAUSES:
-        if row.pattern.search(text):
-            command = row.next_command.replace("{unit}", unit)
-            # systemd says at the level of a warning that a unit failed.
-            mild = survived or (priority == _WARNING_PRIORITY and "systemd" not in row.source)
-            severity = WARNING if mild and row.severity == FATAL else row.severity
-            consequence = row.consequence and severity == FATAL
-            return Finding(row.id, severity, row.cause, row.variable, command, quotable(message), consequence)
-    if priority <= _ERROR_PRIORITY or error or level[:1] in ("E", "C", "F"):
+    loud = priority <= _ERROR_PRIORITY or error or level[:1] in ("E", "C", "F")
+    row, quoted = _row_of(text)
+    if row and not (quoted and loud and not survived):
+        command = row.next_command.replace("{unit}", unit)
+        # systemd says at the level of a warning that a unit failed.
+        mild = survived or quoted or (priority == _WARNING_PRIORITY and "systemd" not in row.source)
+        severity = WARNING if mild and row.severity == FATAL else row.severity
+        consequence = row.consequence and severity == FATAL
+        return Finding(row.id, severity, row.cause, row.variable, command, quotable(message), consequence)
+    if loud:
         command = f"journalctl -u {unit} -n 200 --no-pager"
         return Finding(
             UNKNOWN, UNKNOWN, "an error that is not in the table of known causes", "unknown", command, quotable(message)
         )
     return None
+
+
+def _row_of(text: str) -> tuple[Cause | None, bool]:
+    """The row that knows a line, and whether the line only quotes what would be fatal."""
+    quoted = None
+    for row in CAUSES:
+        match = row.pattern.search(text)
+        if match and (row.severity != FATAL or _BEFORE_CAUSE.fullmatch(text, 0, match.start())):
+            return row, False
+        quoted = quoted or (row if match else None)
+    return quoted, quoted is not None
 
 
 def lines_of(message: str) -> list[str]:
@@ -711,10 +758,16 @@ def classify(lines: t.Iterable[tuple[str, int]], unit: str = "{unit}") -> list[F
     """All findings of a journal in order of first appearance, equal ones counted. lines are (message, priority)."""
     found: dict[tuple[str, ...], Finding] = {}
     counts: dict[tuple[str, ...], int] = {}
+    of_a_client = False
     for line, priority in ((line, priority) for message, priority in lines for line in lines_of(message)):
         finding = classify_line(line, priority, unit)
-        if finding is None:
+        # What follows a request's error up to the next line with a time is its text and its traceback.
+        follows = of_a_client and priority == _OUTPUT_PRIORITY and not _HAS_TIME.match(without_colours(line))
+        of_a_client = follows or (finding is not None and finding.id == _REQUEST_FAILED)
+        if finding is None or (follows and finding.severity == UNKNOWN):
             continue
+        if follows and finding.severity == FATAL:
+            finding = replace(finding, severity=WARNING, consequence=False)
         key = (finding.id, finding.severity, finding.line if finding.severity == UNKNOWN else "")
         found.setdefault(key, finding)
         counts[key] = counts.get(key, 0) + 1

@@ -27,7 +27,9 @@ class ChatAnswer:
 
     text is the content, reasoning what a reasoning parser separated from it. usage is the server's own token count,
     None when it sent none. ttft_s is the time to the first content or reasoning that is more than space, or tool call
-    (streamed only), chunks the number of events that carried any.
+    (streamed only), chunks the number of events that carried any, gap_s the longest silence from the first of them to
+    the end. call_ids are the ids of the tool calls, empty for a call without one. matched_stop is the text that ended
+    the answer, where the server names one.
     """
 
     text: str
@@ -39,6 +41,9 @@ class ChatAnswer:
     ttft_s: float | None
     total_s: float
     chunks: int
+    gap_s: float | None = None
+    call_ids: tuple[str, ...] = ()
+    matched_stop: str = ""
 
 
 def chat(client: Client, payload: dict[str, t.Any], stream: bool = False, timeout: float | None = None) -> ChatAnswer:
@@ -68,7 +73,8 @@ def _whole(client: Client, payload: dict[str, t.Any], timeout: float | None) -> 
         choice = answer["choices"][0]
         message = choice["message"]
         text, reasoning = _text(message.get("content"), "content"), _text(message.get("reasoning_content"), "reasoning")
-        calls = tuple(_function(call) for call in _list(message.get("tool_calls"), "tool_calls"))
+        listed = _list(message.get("tool_calls"), "tool_calls")
+        calls = tuple(map(_function, listed))
         _bounded(len(text) + len(reasoning) + sum(len(call["arguments"]) for call in calls))
         return ChatAnswer(
             text=text,
@@ -80,6 +86,8 @@ def _whole(client: Client, payload: dict[str, t.Any], timeout: float | None) -> 
             ttft_s=None,
             total_s=time.monotonic() - start,
             chunks=1,
+            call_ids=tuple(_name(call.get("id"), "a call's id") or "" for call in listed),
+            matched_stop=_matched(choice),
         )
     except _Unusable as error:
         raise _body_error(client, "POST", CHAT_PATH, str(error), start, answer) from None
@@ -127,6 +135,9 @@ class _Stream:
     usage: dict[str, t.Any] | None = None
     model: str | None = None
     ttft_s: float | None = None
+    last_s: float | None = None
+    gap_s: float = 0.0
+    matched_stop: str = ""
     chunks: int = 0
     size: int = 0
 
@@ -140,6 +151,7 @@ class _Stream:
             calls = _list(delta.get("tool_calls"), "tool_calls")
             if content or reasoning or calls:
                 self.chunks += 1
+                self._heard(elapsed_s)
             if self.ttft_s is None and (content.strip() or reasoning.strip() or calls):
                 self.ttft_s = elapsed_s
             self._count(len(content) + len(reasoning))
@@ -148,14 +160,21 @@ class _Stream:
             for call in calls:
                 self._add_call(call)
             self.finish_reason = _name(choice.get("finish_reason"), "finish_reason") or self.finish_reason
+            self.matched_stop = _matched(choice) or self.matched_stop
+
+    def _heard(self, elapsed_s: float) -> None:
+        if self.last_s is not None:
+            self.gap_s = max(self.gap_s, elapsed_s - self.last_s)
+        self.last_s = elapsed_s
 
     def _add_call(self, call: dict[str, t.Any]) -> None:
         index = call.get("index") or 0
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_CALLS:
             raise _Unusable(f"the answer has a tool call of index {str(index)[:MAX_NAME]!r}, wanted a number")
-        known = self.tools.setdefault(index, {"name": "", "arguments": []})
+        known = self.tools.setdefault(index, {"name": "", "arguments": [], "id": ""})
         piece = _function(call)
         known["name"] = known["name"] or piece["name"]
+        known["id"] = known["id"] or _name(call.get("id"), "a call's id") or ""
         known["arguments"].append(piece["arguments"])
         self._count(len(piece["arguments"]))
 
@@ -169,17 +188,30 @@ class _Stream:
     def answer(self, client: Client, total_s: float) -> ChatAnswer:
         """The whole answer; a key that came in pieces is found only here."""
         calls = [self.tools[index] for index in sorted(self.tools)]
+        if self.last_s is not None:
+            self._heard(total_s)
         return ChatAnswer(
-            text=client.redacted(self.text()),
-            reasoning=client.redacted("".join(self.reasoning)),
+            text=client.readable(self.text()),
+            reasoning=client.readable("".join(self.reasoning)),
             finish_reason=self.finish_reason,
             usage=self.usage,
             model=self.model,
-            tool_calls=tuple({**call, "arguments": client.redacted("".join(call["arguments"]))} for call in calls),
+            tool_calls=tuple(
+                {"name": call["name"], "arguments": client.readable("".join(call["arguments"]))} for call in calls
+            ),
             ttft_s=self.ttft_s,
             total_s=total_s,
             chunks=self.chunks,
+            gap_s=self.gap_s if self.chunks else None,
+            call_ids=tuple(call["id"] for call in calls),
+            matched_stop=self.matched_stop,
         )
+
+
+def _matched(choice: dict[str, t.Any]) -> str:
+    """The stop text of an answer; the number of a stop token is none."""
+    matched = choice.get("matched_stop")
+    return matched[:MAX_NAME] if isinstance(matched, str) else ""
 
 
 def _function(call: dict[str, t.Any]) -> dict[str, t.Any]:

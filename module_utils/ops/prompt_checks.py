@@ -36,7 +36,12 @@ FAULTS: dict[str, tuple[str, str]] = {
     "markers": ("no control token in the content", "chat template, reasoning parser or tool parser does not fit"),
     "reasoning": ("reasoning is separated as wanted", "reasoning parser missing, or thinking switched the other way"),
     "same_when_streamed": ("streamed and whole answer are the same", "the streaming parser drops or adds text"),
+    "stream": (
+        "a stream brings its tokens as they are made",
+        "the server does not stream, a proxy holds the stream back, or the engine stalls between steps",
+    ),
     "first_token": ("the first token comes in time", "the server is busy, or compiles kernels while serving"),
+    "model": ("the answers name the asked model", "a proxy or router sends the questions to another model"),
     "tool_loop": (
         "tool calls end in an answer",
         "the model does not see the tool's result: chat template or tool parser",
@@ -45,11 +50,16 @@ FAULTS: dict[str, tuple[str, str]] = {
     "crossed": ("every request gets its own answer", "the server mixes up requests that run at the same time"),
 }
 MODEL_ROW = "server.model"
+# What SGLang says has ended an answer, when a token was none of the vocabulary.
+NAN_STOP = "NaN happened"
+FINISH_REASONS = ("stop", "tool_calls", "length")
 MODELS_TIMEOUT_S = 10.0
-# A list of names that took longer is worth a word.
-SLOW_S = 5.0
 # By how much the counts of one prompt may differ: a template adds some tokens.
 MISCOUNT_TOKENS = 8
+# So many tokens of an answer do not come in one event, whatever speculation or a slow reader puts together.
+ONE_PIECE_TOKENS = 16
+# A parser may make two events of the token at which reasoning ends.
+MORE_CHUNKS = 2
 
 
 # Streamed or not, in the order of asking.
@@ -66,8 +76,10 @@ class PromptCheck:
     """One question. extra holds further fields of the request, such as response_format or tools.
 
     tries and min_pass_rate: the question is asked until ceil(tries x min_pass_rate) tries have passed, or can no longer
-    pass. stream is both, only or never. reasoning is any, required or forbidden. profile is the smallest profile in
-    which the question is asked.
+    pass. stream is both, only or never. reasoning is any, required or forbidden. finish_reason is the only accepted
+    one; the tokens of an answer that must end at max_tokens (length) are counted, too. max_ttft_s is the longest time
+    to the first token of a stream, max_gap_s the longest silence after it. profile is the smallest profile in which
+    the question is asked.
     """
 
     id: str
@@ -83,6 +95,8 @@ class PromptCheck:
     reasoning: str = "any"
     same_when_streamed: bool = True
     max_ttft_s: float | None = None
+    max_gap_s: float | None = None
+    finish_reason: str | None = None
     extra: dict[str, t.Any] = field(default_factory=dict)
     profile: str = "quick"
 
@@ -115,7 +129,7 @@ def check_problem(check: PromptCheck) -> str | None:
         return f"check {check.id!r}: min_pass_rate is {check.min_pass_rate}, wanted above 0 and at most 1"
     if check.max_tokens < 1:
         return f"check {check.id!r}: max_tokens is {check.max_tokens}, wanted at least 1"
-    limits = {"timeout": check.timeout, "max_ttft_s": check.max_ttft_s}
+    limits = {"timeout": check.timeout, "max_ttft_s": check.max_ttft_s, "max_gap_s": check.max_gap_s}
     for name, limit in limits.items():
         if limit is not None and not limit > 0:
             return f"check {check.id!r}: {name} is {limit}, wanted more than 0"
@@ -125,6 +139,8 @@ def check_problem(check: PromptCheck) -> str | None:
     for name, value, known in (("stream", check.stream, tuple(MODES)), ("profile", check.profile, PROFILES)):
         if value not in known:
             return f"check {check.id!r}: {name} is {value!r}, known are {', '.join(known)}"
+    if check.finish_reason not in (None, *FINISH_REASONS):
+        return f"check {check.id!r}: finish_reason is {check.finish_reason!r}, known are {', '.join(FINISH_REASONS)}"
     if check.reasoning not in ("any", "required", "forbidden"):
         return f"check {check.id!r}: reasoning is {check.reasoning!r}, known are any, required, forbidden"
     problem = check_expectation(check.expect)
@@ -175,6 +191,7 @@ class Try:
                     "finish_reason": answer.finish_reason,
                     "usage": answer.usage,
                     "ttft_s": rounded(answer.ttft_s),
+                    "gap_s": rounded(answer.gap_s),
                     "total_s": rounded(answer.total_s),
                     "chunks": answer.chunks,
                 }
@@ -183,8 +200,8 @@ class Try:
         }
 
 
-def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
-    """Every fault of one answer."""
+def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer, model: str) -> list[Fault]:
+    """Every fault of one answer of a model."""
     found: list[Fault] = []
 
     def fault(id: str, reason: str) -> None:
@@ -199,12 +216,14 @@ def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
         fault("expected", verdict.reason)
     elif unasked:
         fault("expected", f"a tool was called, {answer.tool_calls[0]['name']!r}, and none was offered")
-    allowed = ("stop", "tool_calls", "length") if check.allow_length else ("stop", "tool_calls")
-    if answer.finish_reason not in allowed:
-        fault("finish_reason", f"finish_reason is {answer.finish_reason!r}, wanted {' or '.join(allowed)}")
-    if answer.finish_reason == "tool_calls" and not answer.tool_calls:
-        fault("finish_reason", "finish_reason is 'tool_calls' and there is no call")
-    usage_problem = _usage_problem(answer.usage, check)
+    elif answer.tool_calls and (not all(answer.call_ids) or len(set(answer.call_ids)) < len(answer.call_ids)):
+        fault("expected", f"the ids of the tool calls are {list(answer.call_ids)}, wanted one of its own for each")
+    finish_problem = _finish_problem(answer, check)
+    if finish_problem:
+        fault("finish_reason", finish_problem)
+    if model and answer.model not in (None, model):
+        fault("model", f"the answer names the model {answer.model!r}, asked was {model!r}")
+    usage_problem = _usage_problem(answer, check)
     if usage_problem:
         fault("usage", usage_problem)
     texts = [("content", answer.text), ("reasoning", answer.reasoning)]
@@ -220,21 +239,57 @@ def faults_of(check: PromptCheck, mode: str, answer: ChatAnswer) -> list[Fault]:
         fault("reasoning", "there is no reasoning beside the content")
     if check.reasoning == "forbidden" and not is_empty(answer.reasoning):
         fault("reasoning", f"there are {len(answer.reasoning)} characters of reasoning")
+    said = token_count(answer.usage, "completion_tokens") or 0
+    if mode == mode_name(True) and answer.chunks == 1 and said >= ONE_PIECE_TOKENS and not answer.tool_calls:
+        fault("stream", f"{said} tokens came in one piece after {answer.total_s:.2f} s")
+    if check.max_gap_s is not None and answer.gap_s is not None and answer.gap_s > check.max_gap_s:
+        fault("stream", f"the stream was silent for {answer.gap_s:.2f} s, wanted at most {check.max_gap_s:g} s")
     if check.max_ttft_s is not None and answer.ttft_s is not None and answer.ttft_s > check.max_ttft_s:
         fault("first_token", f"the first token took {answer.ttft_s:.2f} s, wanted at most {check.max_ttft_s:g} s")
     return found
 
 
-def _usage_problem(usage: dict[str, t.Any] | None, check: PromptCheck) -> str:
+def _finish_problem(answer: ChatAnswer, check: PromptCheck) -> str:
+    """Why an answer can't have ended as it says, or an empty string."""
+    reason = answer.finish_reason
+    allowed = FINISH_REASONS if check.allow_length else FINISH_REASONS[:2]
+    allowed = (check.finish_reason,) if check.finish_reason else allowed
+    if reason not in allowed:
+        return f"finish_reason is {reason!r}, wanted {' or '.join(allowed)}"
+    if reason == "tool_calls" and not answer.tool_calls:
+        return "finish_reason is 'tool_calls' and there is no call"
+    if reason == "stop" and answer.tool_calls and check.extra.get("tool_choice", "auto") == "auto":
+        return "finish_reason is 'stop' beside a tool call, wanted tool_calls"
+    limit, said = _limit(check), token_count(answer.usage, "completion_tokens") or 0
+    # The end token may be the last one that is allowed.
+    if reason == "stop" and limit and said > limit:
+        return f"finish_reason is 'stop' after {said} tokens, max_tokens was {limit}"
+    return "the engine met NaN instead of a token and ended the answer" if answer.matched_stop == NAN_STOP else ""
+
+
+def _limit(check: PromptCheck) -> int | None:
+    """The max_tokens of a request."""
+    limit = check.extra.get("max_tokens", check.max_tokens)
+    return limit if isinstance(limit, int) else None
+
+
+def _usage_problem(answer: ChatAnswer, check: PromptCheck) -> str:
+    """Why the token counts can't be true, or an empty string."""
+    usage = answer.usage
     if not isinstance(usage, dict):
         return "the answer has no usage"
     counts = {key: token_count(usage, key) for key in ("prompt_tokens", "completion_tokens")}
     wrong = [f"{key}={str(usage.get(key))[:40]}" for key, value in counts.items() if value is None or value < 1]
     if wrong:
         return f"usage has {', '.join(wrong)}, wanted at least 1"
-    limit, said = check.extra.get("max_tokens", check.max_tokens), counts["completion_tokens"] or 0
-    too_many = isinstance(limit, int) and said > limit + MISCOUNT_TOKENS
-    return f"usage has completion_tokens={said}, max_tokens was {limit}" if too_many else ""
+    limit, said, asked = _limit(check), counts["completion_tokens"] or 0, counts["prompt_tokens"] or 0
+    if limit and (said > limit + MISCOUNT_TOKENS or (check.finish_reason == "length" and abs(said - limit) > 1)):
+        return f"usage has completion_tokens={said}, max_tokens was {limit}"
+    if not answer.tool_calls and answer.chunks > said + MORE_CHUNKS:
+        return f"usage has completion_tokens={said}, the stream had {answer.chunks} pieces"
+    # No tokenizer puts words together over a space.
+    words = len(check.question().split())
+    return f"usage has prompt_tokens={asked}, the prompt has {words} words" if asked < words else ""
 
 
 def token_count(usage: t.Mapping[str, t.Any] | None, key: str) -> int | None:
@@ -275,7 +330,7 @@ def ask_once(target: Target, check: PromptCheck) -> Try:
                 break
             continue
         answers.append((mode, answer))
-        faults.extend(faults_of(check, mode, answer))
+        faults.extend(faults_of(check, mode, answer, target.model))
     if check.same_when_streamed and len(answers) == 2:
         difference = stream_difference(answers[0][1], answers[1][1])
         if difference:
@@ -321,7 +376,14 @@ def prompt_row(target: Target, check: PromptCheck) -> Row:
         check.needed(),
         wanted=wanted_words(check.expect),
         next_command=next_command(target, check.payload(target.model), shown),
+        evidence=bounds(check),
     )
+
+
+def bounds(check: PromptCheck) -> dict[str, t.Any]:
+    """The times that a question is held to; what was measured stands in its tries."""
+    limits = {"timeout_s": check.timeout, "max_ttft_s": check.max_ttft_s, "max_gap_s": check.max_gap_s}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def shown_try(tries: t.Sequence[Try], wanted: int) -> Try:
@@ -413,7 +475,7 @@ def model_row(target: Target) -> Row:
         id=MODEL_ROW,
         ok=not cause,
         wanted=target.model,
-        seen=seen if elapsed < SLOW_S else f"{seen}, after {elapsed:.1f} s",
+        seen=seen,
         elapsed_s=elapsed,
         cause=cause,
         next_command=curl_command(f"{target.client.base_url}/v1/models", target.key_file) if cause else "",

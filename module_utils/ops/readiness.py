@@ -89,7 +89,7 @@ class Watch:
         client: Client,
         restarts_before: int | None = None,
         config_sha256: str | None = None,
-        runner: systemd.Runner = systemd.run_command,
+        runner: systemd.Runner = systemd.ask_command,
         clock: t.Callable[[], float] = time.monotonic,
         sleep: t.Callable[[float], None] = time.sleep,
         running_hash: t.Callable[[int], str | None] = systemd.running_config_sha256,

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 
+# A shorter key may be a word of an ordinary answer.
+LEAST_KEY = 16
 HIDDEN = "(hidden: it may hold a secret)"
 _MASK = "***"
 # A longer text is cut before it is looked at.
@@ -65,6 +68,18 @@ def masked(text: str) -> str:
         counts = value["number"] and (name["token"] or not value["number"].lstrip("-")[0].isdigit())
         shown += value["lead"] + (value["number"] if counts else _MASK)
         rest = rest[value.end() :]
+
+
+def without_key(text: str, key: str) -> str:
+    """A text without a key, as it is and as it stands in JSON.
+
+    One of less than LEAST_KEY characters is taken out where it is a word of its own, and left inside other words, which
+    it can't be told from.
+    """
+    for one in dict.fromkeys((key, json.dumps(key)[1:-1])):
+        pattern = re.escape(one) if len(key) >= LEAST_KEY else rf"(?<!\w){re.escape(one)}(?!\w)"
+        text = re.sub(pattern, _MASK, text)
+    return text
 
 
 def printable(text: str, longest: int | None = None, keep: str = "") -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from .redact import printable
 
 REPORT_SCHEMA = 2
+# What a server said stands in these fields of a row only; ids, questions and commands are ours.
+_SAID = ("seen", "cause", "tries", "evidence")
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,14 @@ def build_report(rows: t.Sequence[Row], started: float, elapsed_s: float, **head
         "failed_tries": sum(row.tried - row.passed for row in asked),
         "checks": [row.as_dict() for row in rows],
     }
+
+
+def without_key(report: dict[str, t.Any], redacted: t.Callable[[str], str]) -> dict[str, t.Any]:
+    """The report as plain data, and what a server said in it without the API key."""
+    shown = plain(report)
+    for row in shown["checks"]:
+        row.update({name: plain(row[name], redacted) for name in _SAID})
+    return shown
 
 
 def summary_text(report: t.Mapping[str, t.Any]) -> str:

@@ -125,6 +125,7 @@ class ToolCheck:
             passes,
             wanted=f"a call of {self.call['name']}, then {wanted_words(self.expect)}",
             next_command=next_command(target, first, shown_try(tries, passes)),
+            evidence={"timeout_s": self.timeout},
         )
 
     def once(self, target: Target) -> Try:
@@ -176,7 +177,7 @@ class ToolCheck:
             said.append(answer)
             if calls and answer.tool_calls:
                 turn = replace(turn, expect={"kind": "tool_call", "value": self.call})
-            faults = faults_of(turn, mode, answer)
+            faults = faults_of(turn, mode, answer, target.model)
             if faults or not answer.tool_calls:
                 return said, faults
             messages += self._exchange(answer, calls)
@@ -257,7 +258,13 @@ class NeedleCheck:
             if tries[-1].unanswered or scene.target.over:
                 break
         seen = [(answer.usage or {}).get("prompt_tokens") for one in tries for _mode, answer in one.answers]
-        evidence = {"seed": seed, "wanted_tokens": size, "prompt_tokens": seen, "depths": [one.depth for one in hidden]}
+        evidence = {
+            "timeout_s": self.timeout,
+            "seed": seed,
+            "wanted_tokens": size,
+            "prompt_tokens": seen,
+            "depths": [one.depth for one in hidden],
+        }
         return self._row(scene, id, wanted, tries, evidence)
 
     def _size_words(self) -> str:
@@ -386,7 +393,12 @@ class ConcurrentCheck:
             passes,
             wanted=f"{total} right answers to {len(self.cases)} clients at once",
             next_command=next_command(scene.target, payload, shown),
-            evidence={"clients": len(self.cases), "wall_s": round(wall, 3), "overlap": round(overlap, 2)},
+            evidence={
+                "timeout_s": self.timeout,
+                "clients": len(self.cases),
+                "wall_s": round(wall, 3),
+                "overlap": round(overlap, 2),
+            },
         )
         seen = f"{row.passed} of {row.tried} right" + ("" if row.ok else f"; {row.seen}")
         return replace(row, seen=seen, elapsed_s=wall)
@@ -409,7 +421,7 @@ class ConcurrentCheck:
             return one
         for mode, answer in one.answers:
             for other, case in enumerate(self.cases):
-                if other != index and judge(case["expect"], answer.text, case["prompt"]).ok:
+                if other != index and judge(case["expect"], answer.text, case["prompt"], answer.tool_calls).ok:
                     reason = f"this is the answer to {case['prompt']!r}, which another client asked"
                     return replace(one, faults=(*one.faults, Fault("crossed", mode, reason)))
         return one
@@ -532,9 +544,13 @@ class CancelCheck:
             scene.target.client.post_sse(CHAT_PATH, payload, scene.target.left(self.timeout))
         ) as events:
             begun = sum(1 for _event, _number in zip(filter(_carries_text, events), range(3)))
-            if begun < 3:
+            if not begun:
                 why = "the answer ended before its client could leave"
                 return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
+            if begun < 3:
+                cause = "it was not streamed: the server or a proxy holds the answer back until its end"
+                seen = f"an answer of {payload['max_tokens']} tokens that came in {begun} pieces"
+                return self._row(start, wanted, seen, cause, {}, JOURNAL)
             held = watch(scene.engine, lambda load: load.used_tokens > resting, scene.target.left(self.settle_s))
         freed = watch(scene.engine, lambda load: load.used_tokens <= resting, scene.target.left(self.window_s))
         evidence = {"resting_tokens": resting, "while_running": held.as_list(), "after_leaving": freed.as_list()}
@@ -704,6 +720,51 @@ class CountersCheck:
             if all(moved[name] >= least[name] for name in COUNTERS) or time.monotonic() + 0.25 > end:
                 return moved
             time.sleep(0.25)
+
+
+@dataclass(frozen=True)
+class EndpointsCheck:
+    """Whatever the checks asked the server for beside questions must have come in time, as it must for monitoring.
+
+    Every path is in the evidence with its longest time.
+    """
+
+    max_s: float = 5.0
+    profile: str = "quick"
+    id: str = "server.endpoints"
+
+    def problem(self) -> str | None:
+        return None if self.max_s > 0 else f"endpoints: max_s is {self.max_s}, wanted more than 0"
+
+    def run_after(self, clients: t.Sequence[Client], key_file: str | None) -> Row:
+        """Judge the GET requests that these clients have sent; one without an answer has failed its own check."""
+        times = {
+            f"{client.base_url}{path}": seen for client in dict.fromkeys(clients) for path, seen in client.gets.items()
+        }
+        wanted = f"each GET within {self.max_s:g} s"
+        if not times:
+            return skipped_row(self.id, wanted, "no GET request was answered")
+        slowest = max(times, key=lambda url: times[url][1])
+        slow = sorted(url for url, (_count, longest) in times.items() if longest > self.max_s)
+        cause = (
+            f"slow: {', '.join(slow)}; the server's event loop is blocked, or the host is overloaded" if slow else ""
+        )
+        command = curl_command(slowest, key_file, "-o /dev/null -w '%{time_total} s\\n'")
+        return Row(
+            self.id,
+            not cause,
+            wanted,
+            f"{len(times)} paths, the slowest {slowest} in {times[slowest][1]:.3f} s",
+            0.0,
+            cause=cause,
+            next_command=command if cause else "",
+            passed=int(not cause),
+            tried=1,
+            evidence={
+                "max_s": self.max_s,
+                "gets": {url: {"count": count, "longest_s": round(s, 3)} for url, (count, s) in sorted(times.items())},
+            },
+        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Used by the sglang_smoke module and, without Ansible, by a timer on the host:
     python3 -m ops.smoke --suite FILE --url http://127.0.0.1:30001 --model NAME --profile quick --metrics-file FILE
 
 With --intent the report begins with what differs from the intent, see drift.py. The command ends with status 0 when no
-check failed, 1 when one did, 2 when it could not begin.
+check failed, 1 when one did, 2 when it could not begin. Report and metrics then say that: no old verdict stays.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .prompt_checks import (
     model_row,
     prompt_row,
 )
+from .redact import masked
 from .report import (
     Row,
     build_report,
@@ -41,6 +42,7 @@ from .report import (
     failure_text,
     plain,
     summary_text,
+    without_key,
     write_problem,
     write_report,
     write_text,
@@ -49,6 +51,7 @@ from .service_checks import (
     CancelCheck,
     ConcurrentCheck,
     CountersCheck,
+    EndpointsCheck,
     NeedleCheck,
     OverLongCheck,
     RestingCheck,
@@ -57,7 +60,6 @@ from .service_checks import (
     ToolCheck,
     reading,
 )
-from .systemd import SystemdError
 
 # After so many silent checks in a row the others are not run.
 UNANSWERED_LIMIT = 2
@@ -68,7 +70,7 @@ METRIC_PREFIX = "sglang_smoke"
 
 @dataclass(frozen=True)
 class Suite:
-    """All checks of a model. The last five are the server's own and need no data; None leaves one out."""
+    """All checks of a model. The last six are the server's own and need no data; None leaves one out."""
 
     prompts: tuple[PromptCheck, ...] = ()
     tools: tuple[ToolCheck, ...] = ()
@@ -78,6 +80,7 @@ class Suite:
     cancelled_client: CancelCheck | None = None
     resting_level: RestingCheck | None = None
     counters: CountersCheck | None = None
+    endpoints: EndpointsCheck | None = None
     speculation: SpeculationCheck | None = None
 
     def of(self, profile: str) -> Suite:
@@ -122,6 +125,7 @@ _SINGLES: dict[str, t.Any] = {
     "cancelled_client": CancelCheck,
     "resting_level": RestingCheck,
     "counters": CountersCheck,
+    "endpoints": EndpointsCheck,
     "speculation": SpeculationCheck,
 }
 # Asked for by name only: not every server has it.
@@ -302,9 +306,19 @@ def run(
         rows += guarded(counted.id, lambda: [counted.run_after(scene, asked)])
     if speculation:
         rows += guarded(speculation.id, lambda: [speculation.run_after(scene)])
+    if chosen.endpoints:
+        rows.append(chosen.endpoints.run_after([client, engine], key_file))
     rows += fault_rows([row for row in asked if row.tries])
     head = {"base_url": client.base_url, "model": model, "profile": profile}
-    return plain(build_report(rows, started, time.monotonic() - start, **head), client.redacted)
+    return without_key(build_report(rows, started, time.monotonic() - start, **head), client.redacted)
+
+
+def unbegun_report(why: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
+    """The report of a run that could not begin: it must not leave an older report's verdict in force."""
+    command = "ansible-playbook site.yml, which writes what a run needs"
+    row = Row("run.begin", False, "a run", "nothing was asked", 0.0, cause=why, next_command=command, tried=1)
+    head = {"base_url": masked(base_url), "model": model, "profile": profile}
+    return plain(build_report([row], started, 0.0, **head))
 
 
 def guarded(id: str, check: t.Callable[[], list[Row]]) -> list[Row]:
@@ -312,8 +326,6 @@ def guarded(id: str, check: t.Callable[[], list[Row]]) -> list[Row]:
     start = time.monotonic()
     try:
         return check()
-    except SystemdError:
-        raise  # the host can't be asked: the run could not begin
     except Exception as error:
         cause = f"the check itself failed: {type(error).__name__}: {str(error)[:SEEN_CHARS]}"
         elapsed, command = time.monotonic() - start, "report this to those who maintain these checks"
@@ -386,10 +398,19 @@ def main(argv: t.Sequence[str] | None = None) -> int:
         reality = Reality(engine, key_file=arguments.api_key_file)
         intent = intent_of(_read_json(arguments.intent)) if arguments.intent else None
         drift = guarded("drift", lambda: drift_rows(intent, reality)) if intent else []
-    except (OSError, ValueError, SystemdError) as error:
+    except (OSError, ValueError) as error:
+        said = (arguments.url, arguments.model, arguments.profile)
+        _write(arguments, unbegun_report(str(error), *said, started), started)
         parser.error(str(error))
     report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine=engine, before=drift)
-    unwritten = False
+    written = _write(arguments, report, started)
+    sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
+    return 0 if report["ok"] and written else 1
+
+
+def _write(arguments: argparse.Namespace, report: dict[str, t.Any], started: float) -> bool:
+    """Write the report and the metrics that were asked for; False when one can't be written."""
+    written = True
     for path, write in (
         (arguments.report, lambda path: write_report(path, report)),
         (arguments.metrics_file, lambda path: write_text(path, exposition(METRIC_PREFIX, report, started))),
@@ -397,11 +418,10 @@ def main(argv: t.Sequence[str] | None = None) -> int:
         try:
             if path:
                 write(path)
-        except OSError as error:
-            unwritten = True
-            sys.stderr.write(f"cannot write {path}: {error.strerror}\n")
-    sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
-    return 0 if report["ok"] and not unwritten else 1
+        except (OSError, ValueError) as error:  # a NUL in a path is a ValueError
+            written = False
+            sys.stderr.write(f"cannot write {path}: {getattr(error, 'strerror', None) or error}\n")
+    return written
 
 
 if __name__ == "__main__":

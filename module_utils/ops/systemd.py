@@ -35,6 +35,8 @@ UNIT_PROPERTIES = (
 
 # Without --all, journalctl answers null for a message above 4,096 bytes.
 _JOURNALCTL = ("journalctl", "--quiet", "--no-pager", "--all", "--output=json")
+# A question to systemd or to the journal is answered within this; what starts or stops a unit takes longer.
+QUERY_S = 30.0
 _EMPTY_ENVIRONMENT_TRIES = 10
 _EMPTY_ENVIRONMENT_PAUSE_S = 0.02
 
@@ -55,13 +57,15 @@ class SystemdError(Exception):
     """systemctl or journalctl itself failed; the text holds the command and what it said."""
 
 
-def run_command(argv: t.Sequence[str]) -> CommandResult:
-    """The real runner: C locale, no pager, no limit of its own (systemd's own time limits end it)."""
+def run_command(argv: t.Sequence[str], timeout: float | None = None) -> CommandResult:
+    """The real runner: C locale, no pager. Without a timeout (seconds) systemd's own limits end it."""
     env = {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": "", "SYSTEMD_COLORS": "0"}
     try:
-        done = subprocess.run(list(argv), capture_output=True, env=env, check=False)
+        done = subprocess.run(list(argv), capture_output=True, env=env, check=False, timeout=timeout)
     except FileNotFoundError:
         raise SystemdError(f"{argv[0]} is not installed; this host has no systemd") from None
+    except subprocess.TimeoutExpired:
+        raise SystemdError(f"{' '.join(argv)} did not end within {timeout:g} s") from None
     return CommandResult(
         done.returncode,
         done.stdout.decode("utf-8", errors="replace"),
@@ -69,11 +73,17 @@ def run_command(argv: t.Sequence[str]) -> CommandResult:
     )
 
 
+def ask_command(argv: t.Sequence[str]) -> CommandResult:
+    """The runner for what only asks: a systemd that hangs is an error in time."""
+    return run_command(argv, QUERY_S)
+
+
 def checked(runner: Runner, argv: t.Sequence[str]) -> str:
     result = runner(argv)
     if result.rc != 0:
         said = (result.stderr or result.stdout).strip()
-        raise SystemdError(f"{' '.join(argv)} ended with status {result.rc}: {said}")
+        words = " ".join(argv[:3]) + (" ..." if len(argv) > 3 else "")
+        raise SystemdError(f"{words} ended with status {result.rc}: {said}")
     return result.stdout
 
 
@@ -147,7 +157,7 @@ def parse_show(name: str, text: str) -> UnitState:
     )
 
 
-def show(name: str, runner: Runner = run_command) -> UnitState:
+def show(name: str, runner: Runner = ask_command) -> UnitState:
     argv = ["systemctl", "show", name, "--property=" + ",".join(UNIT_PROPERTIES)]
     return parse_show(name, checked(runner, argv))
 
@@ -212,7 +222,7 @@ def _number(value: t.Any, default: int) -> int:
         return default
 
 
-def journal_of_run(invocation_id: str, runner: Runner = run_command, last: int = 4000) -> list[JournalLine]:
+def journal_of_run(invocation_id: str, runner: Runner = ask_command, last: int = 4000) -> list[JournalLine]:
     """The lines of one run of a unit: its processes' own and systemd's about it."""
     if not invocation_id:
         return []
@@ -221,7 +231,7 @@ def journal_of_run(invocation_id: str, runner: Runner = run_command, last: int =
     return parse_journal(checked(runner, argv))
 
 
-def journal_of_unit(name: str, runner: Runner = run_command, last: int = 400) -> list[JournalLine]:
+def journal_of_unit(name: str, runner: Runner = ask_command, last: int = 400) -> list[JournalLine]:
     """The newest lines of a unit, over all its runs."""
     argv = [*_JOURNALCTL, f"--lines={last}", f"--unit={name}"]
     return parse_journal(checked(runner, argv))

@@ -40,6 +40,7 @@ ANSWERS = {
     "tower": "Das höchste Bauwerk in 東京 heißt 東京スカイツリー 🗼.",
     "as JSON": '{"capital": "Paris", "population_millions": 2.1}',
     "Hello": "Hello!",
+    "Count from 1 to 60": ", ".join(str(number) for number in range(1, 61)),
     "Count from one": " ".join(f"step-{number}" for number in range(400)),
     **{f"capital of {country}": f"The capital of {country} is {city}." for country, city in CAPITALS.items()},
 }
@@ -49,11 +50,16 @@ CONTEXT_LENGTH = 8192
 KV_TOKENS = 16384
 # Every so many answers are empty with the fault sometimes_empty.
 EMPTY_EVERY = 20
-FIRST_TOKEN_DELAY_S = 0.15
+FIRST_TOKEN_DELAY_S = 0.3
 LINGER_S = 1.0
 # How long a request waits for company with a fault that only shows when several run at once.
 COMPANY_S = 0.03
 REASONING = "The user asks for a fact. I know it."
+# A token has so many characters, and an event of a stream holds one.
+TOKEN_CHARACTERS = 2
+# Where long answers go wrong with the fault garbled_when_long, in characters.
+LONG_ANSWER = 100
+SLOW_GET_S = 0.6
 
 FAULTS = {
     "none": "healthy",
@@ -117,7 +123,7 @@ FAULTS = {
     "needle_lost": "a prompt above 2,048 tokens is answered with a number that is not in it",
     "prompt_cut": "a long prompt is cut to 2,048 tokens in silence",
     "sometimes_empty": "one of twenty answers is empty",
-    "slow_first_token": "the first token of a stream takes 0.15 s",
+    "slow_first_token": "the first token of a stream takes 0.3 s",
     "crossed": "a request that runs beside another one gets the other's answer",
     "garbled_when_busy": "answers are wrong only while several requests run",
     "over_long_cut": "an over-long prompt is cut and answered",
@@ -127,6 +133,25 @@ FAULTS = {
     "kv_leak": "every answer leaves KV slots in use for ever",
     "loads_missing": "there is no /v1/loads",
     "loads_frozen": "/v1/loads always reports an idle engine",
+    "slow_get": "/metrics takes 0.6 s",
+    "in_one_piece": "a streamed answer comes in one piece at its end",
+    "slow_stream": "a stream stands still for 0.3 s in its middle",
+    "history_lost": "a second question is answered as if there had been no first one",
+    "system_lost": "the system message does not reach the model",
+    "hot_empty": "the content is empty at a temperature above 0",
+    "stop_when_cut": "finish_reason is stop although max_tokens cut the answer",
+    "max_tokens_ignored": "an answer goes on beyond max_tokens",
+    "stop_ignored": "an answer goes on beyond a stop sequence",
+    "usage_halved": "half of the tokens are counted",
+    "usage_doubled": "twice the tokens are counted",
+    "talks_on": "after its answer the model goes on with the next question and answers that, too",
+    "other_model_answers": "the answers name another model than the one that was asked",
+    "json_ignored": "JSON mode does nothing, unless the question itself asks for JSON",
+    "garbled_when_long": "an answer is right for 100 characters, then garbled",
+    "tool_crossed": "a tool call that is made beside another one gets the other's arguments",
+    "tool_finish_stop": "finish_reason is stop beside a tool call",
+    "nan_stop": "an answer ends at a NaN, which SGLang reports as a stop",
+    "tool_without_id": "a tool call has no id",
 }
 
 
@@ -213,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         fake = self.fake
+        if fake.fault == "slow_get" and self.path == "/metrics":
+            time.sleep(SLOW_GET_S)
         if self.path in ("/health", "/health_generate"):
             self._text(503 if fake.starting else 200, "")
         elif self.path == "/v1/models":
@@ -306,7 +333,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fake.fault == "key_in_answer" and answer["content"]:
             answer["content"] = f"The key is {fake.api_key}."
         with fake.lock:
-            usage = answer["usage"] or {"prompt_tokens": length, "completion_tokens": 1}
+            usage = answer["counted"]
             fake.tokens += usage["completion_tokens"]
             fake.prompt_tokens += usage["prompt_tokens"]
             fake.leaked += 8 if fake.fault == "kv_leak" and not request.get("ignore_eos") else 0
@@ -336,7 +363,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _request_of(self, request: dict[str, t.Any], number: int) -> dict[str, t.Any]:
         """The request whose answer is given: another one's, when requests are mixed up."""
-        other = self.fake.company(number, at_least=2) if self.fake.fault == "crossed" else None
+        mixed = self.fake.fault == "crossed" or (self.fake.fault == "tool_crossed" and request.get("tools"))
+        other = self.fake.company(number, at_least=2) if mixed else None
         return {**request, "messages": other["messages"]} if other else request
 
     def _whole(self, request: dict[str, t.Any], answer: dict[str, t.Any]) -> None:
@@ -348,12 +376,20 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if self.fake.fault == "content_parts":
             message["content"] = [{"type": "text", "text": answer["content"]}]
-        choice = {"index": 0, "message": message, "finish_reason": answer["finish_reason"]}
+        choice = {"index": 0, "message": message, **self._end(answer)}
         # Like SGLang, the answer repeats the model name of the request, whatever it is.
-        whole = {"id": "1", "object": "chat.completion", "model": request.get("model"), "choices": [choice]}
+        whole = {"id": "1", "object": "chat.completion", "model": self._model(request), "choices": [choice]}
         if answer["usage"]:
             whole["usage"] = self._usage(answer)
         self._json(200, whole)
+
+    def _end(self, answer: dict[str, t.Any]) -> dict[str, t.Any]:
+        """How SGLang says that an answer has ended; the end token has a number."""
+        matched = "NaN happened" if self.fake.fault == "nan_stop" else 2
+        return {"finish_reason": answer["finish_reason"], "matched_stop": matched}
+
+    def _model(self, request: dict[str, t.Any]) -> t.Any:
+        return "other-model" if self.fake.fault == "other_model_answers" else request.get("model")
 
     def _usage(self, answer: dict[str, t.Any]) -> t.Any:
         return list(answer["usage"].values()) if self.fake.fault == "usage_as_list" else answer["usage"]
@@ -366,19 +402,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         deltas = _deltas(answer)
-        fault = self.fake.fault
+        fault, named = self.fake.fault, {"model": self._model(request)}
         if fault == "stream_drops":
             del deltas[len(deltas) // 2]
         if fault == "content_parts":
             deltas = [{"content": [{"type": "text", "text": answer["content"]}]}]
         if fault == "unicode_broken":
             deltas = [{key: _halved(value) for key, value in delta.items()} for delta in deltas]
+        if fault == "in_one_piece":
+            deltas = [delta for delta in deltas if "content" not in delta] + [{"content": answer["content"] or ""}]
         if fault == "slow_first_token":
             time.sleep(FIRST_TOKEN_DELAY_S)
         for index, delta in enumerate(deltas):
             if request.get("ignore_eos") and self._left():
                 return
             middle = index == len(deltas) // 2
+            if fault == "slow_stream" and middle:
+                time.sleep(FIRST_TOKEN_DELAY_S)
             if fault == "truncated_stream" and middle:
                 self.wfile.flush()
                 self.connection.close()
@@ -390,10 +430,10 @@ class _Handler(BaseHTTPRequestHandler):
                 while not self.fake.released.wait(0.05):
                     self._chunk(b":")
                 return
-            self._event(_chunk_json(request, {"index": 0, "delta": delta, "finish_reason": None}))
-        self._event(_chunk_json(request, {"index": 0, "delta": {}, "finish_reason": answer["finish_reason"]}))
+            self._event(_chunk_json(named, {"index": 0, "delta": delta, "finish_reason": None}))
+        self._event(_chunk_json(named, {"index": 0, "delta": {}, **self._end(answer)}))
         if answer["usage"] and (request.get("stream_options") or {}).get("include_usage"):
-            self._event(_chunk_json(request, None, self._usage(answer)))
+            self._event(_chunk_json(named, None, self._usage(answer)))
         if fault != "no_end_marker":
             self._event("[DONE]")
         with contextlib.suppress(OSError):  # the client has gone
@@ -463,6 +503,17 @@ def _found_needle(question: str, fault: str) -> str | None:
     return fact[1] if fact else "There is no such place."
 
 
+def _remembered(request: dict[str, t.Any], question: str, fault: str) -> str | None:
+    """The answer to a question about what was said before, or None when it is another question."""
+    said = [(message["role"], str(message.get("content", ""))) for message in request["messages"]]
+    for role, asked, lost in (("user", "my name", "history_lost"), ("system", "code word", "system_lost")):
+        if asked in question:
+            text = " ".join(content for one, content in said if one == role) if fault != lost else ""
+            found = re.search(rf"{asked} is (\w+)", text, re.IGNORECASE)
+            return f"It is {found[1]}." if found else "You have not told me."
+    return None
+
+
 def _error(message: str, code: int) -> dict[str, t.Any]:
     return {"object": "error", "message": message, "type": "InternalServerError", "param": None, "code": code}
 
@@ -484,11 +535,12 @@ def _chunk_json(
 def _deltas(answer: dict[str, t.Any]) -> list[dict[str, t.Any]]:
     deltas: list[dict[str, t.Any]] = [{"role": "assistant", "content": ""}]
     reasoning, content = answer["reasoning"] or "", answer["content"] or ""
-    deltas += [{"reasoning_content": reasoning[i : i + 8]} for i in range(0, len(reasoning), 8)]
-    deltas += [{"content": content[i : i + 2]} for i in range(0, len(content), 2)]
+    step = TOKEN_CHARACTERS
+    deltas += [{"reasoning_content": reasoning[i : i + step]} for i in range(0, len(reasoning), step)]
+    deltas += [{"content": content[i : i + step]} for i in range(0, len(content), step)]
     for index, call in enumerate(answer["tool_calls"] or ()):
         arguments = call["function"]["arguments"]
-        first = {"index": index, "id": "call_1", "function": {"name": call["function"]["name"], "arguments": ""}}
+        first = {"index": index, "id": call["id"], "function": {"name": call["function"]["name"], "arguments": ""}}
         deltas.append({"tool_calls": [first]})
         for i in range(0, len(arguments), 6):
             deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments[i : i + 6]}}]})
@@ -501,6 +553,9 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
     content = _found_needle(question, fault) or next(
         (answer for part, answer in ANSWERS.items() if part in question), "I do not know."
     )
+    content = _remembered(request, question, fault) or content
+    if request.get("response_format") and not content.startswith("{") and fault != "json_ignored":
+        content = json.dumps({"capital": content.rstrip(".").split()[-1]})
     thinking = bool((request.get("chat_template_kwargs") or {}).get("thinking"))
     thinking = (thinking or fault == "thinking_always") and fault != "thinking_never"
     reasoning = REASONING if thinking else None
@@ -510,7 +565,7 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
     if tool_answered and fault != "tool_loop":
         content = "I can not see the weather." if fault == "tool_result_unseen" else TOOL_ANSWER
     elif request.get("tools") and TOOL_QUESTION in question:
-        arguments = '{"city": "Paris", "unit": "celsius"}'
+        arguments = json.dumps({"city": question.rstrip("?").split()[-1], "unit": "celsius"})
         if fault == "tool_wrong_arguments":
             arguments = '{"city": "London"}'
         if fault == "tool_broken_arguments":
@@ -519,10 +574,19 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
             arguments = '{"city": "' + "nooh_" * 20
         tool_calls = [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]
         content, finish_reason = "", "length" if fault == "tool_arguments_loop" else "tool_calls"
+        finish_reason = "stop" if fault == "tool_finish_stop" else finish_reason
+        tool_calls[0]["id"] = None if fault == "tool_without_id" else "call_1"
         if fault == "tool_as_text":
             content = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
             tool_calls, finish_reason = None, "stop"
-    if fault == "empty":
+    limit = int(request.get("max_tokens") or 10**6)
+    stops = [one for one in request.get("stop") or () if one in content]
+    if stops and fault != "stop_ignored":
+        content = content[: min(map(content.index, stops))]
+    if len(content) > TOKEN_CHARACTERS * limit and fault != "max_tokens_ignored":
+        content = content[: TOKEN_CHARACTERS * limit]
+        finish_reason = "stop" if fault == "stop_when_cut" else "length"
+    if fault == "empty" or (fault == "hot_empty" and request.get("temperature")):
         content, tool_calls = "", None
     elif fault == "only_reasoning":
         content, reasoning = "", f"{REASONING} {content}"
@@ -548,6 +612,10 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
         content = "the the of of and and " + content[::-1]
     elif fault == "json_as_prose" and request.get("response_format"):
         content = f"Here it is:\n```json\n{content}\n```"
+    elif fault == "talks_on" and content:
+        content += "\nUser: What is the capital of Italy?\nAssistant: The capital of Italy is Rome."
+    elif fault == "garbled_when_long":
+        content = content[:LONG_ANSWER] + content[:LONG_ANSWER:-1]
     elif fault == "cut":
         finish_reason = "length"
     elif fault == "aborted":
@@ -564,12 +632,18 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
         tool_calls = [{"id": "call_1", "type": "function", "function": {"name": "remove", "arguments": "{}"}}]
     elif fault == "finish_without_call" and not tool_calls:
         finish_reason = "tool_calls"
-    limit = int(request.get("max_tokens") or 10**6)
-    completion = min(limit, max(1, len(content) // 4 + len(reasoning or "") // 4))
+    if fault != "max_tokens_ignored":
+        reasoning = reasoning and reasoning[: TOKEN_CHARACTERS * limit]
+        content = content[: TOKEN_CHARACTERS * limit - len(reasoning or "")]
+    said = sum(-(-len(text or "") // TOKEN_CHARACTERS) for text in (content, reasoning))
+    completion = max(1, said) if fault == "max_tokens_ignored" else min(limit, max(1, said))
     length = min(prompt_length(request), 2048 if fault == "prompt_cut" else 10**9)
     usage = {"prompt_tokens": length, "completion_tokens": completion, "total_tokens": length + completion}
     if fault == "usage_differs" and request.get("stream"):
         usage["prompt_tokens"] += 1000
+    counted = usage
+    if fault in ("usage_halved", "usage_doubled"):
+        usage = {name: count // 2 if fault == "usage_halved" else count * 2 for name, count in usage.items()}
     if fault == "no_usage":
         usage = {}
     if fault == "zero_usage":
@@ -580,6 +654,7 @@ def _answer(fault: str, request: dict[str, t.Any]) -> dict[str, t.Any]:
         "tool_calls": tool_calls,
         "finish_reason": finish_reason,
         "usage": usage,
+        "counted": counted,
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from ops import report as reports
+from ops import smoke
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "roles/node_exporter/files/state_metrics.py"
@@ -97,6 +98,19 @@ def test_a_real_report_of_a_failed_smoke_test_is_read(state, tmp_path):
     assert seen[f"ops_smoke_timestamp_seconds{{{labels}}}"] == 1764460800
     for name in ("passed", "failed", "skipped"):
         assert seen[f'ops_smoke_checks{{{labels},result="{name}"}}'] == 1
+    verdicts = {name: value for name, value in seen.items() if name.startswith("ops_smoke_check_ok")}
+    assert verdicts == {
+        f'ops_smoke_check_ok{{{labels},check="prompt.capital"}}': 1,
+        f'ops_smoke_check_ok{{{labels},check="prompt.sum"}}': 0,
+    }
+
+
+def test_a_run_that_could_not_begin_is_a_failed_one(state, tmp_path):
+    report = smoke.unbegun_report("no key", NOBODY, "smollm2", "quick", 1764460800.0)
+    reports.write_report(str(tmp_path / "smoke.json"), report)
+    labels = 'model="smollm2",report="smoke.json"'
+    assert state()[f"ops_smoke_ok{{{labels}}}"] == 0
+    assert state()[f'ops_smoke_check_ok{{{labels},check="run.begin"}}'] == 0
 
 
 def test_every_report_counts(state, tmp_path):
@@ -109,7 +123,12 @@ def test_every_report_counts(state, tmp_path):
     assert seen['ops_smoke_timestamp_seconds{model="smollm2",report="canary.json"}'] == 1764464400
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"model": "m", "started": "yesterday"}', "[]"])
+BROKEN_ROWS = (
+    '{"ok": true, "model": "m", "started": "2026-11-30T00:00:00Z", "passed": 1, "failed": [], "checks": [{"ok": true}]}'
+)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"model": "m", "started": "yesterday"}', "[]", BROKEN_ROWS])
 def test_a_broken_report_gives_no_result_and_a_word_in_the_journal(state, tmp_path, capsys, text):
     (tmp_path / "smoke.json").write_text(text)
     assert not any(name.startswith("ops_smoke") for name in state())

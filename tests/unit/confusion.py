@@ -57,7 +57,8 @@ def data(timeout: float = 0.8) -> dict[str, t.Any]:
                 "id": "first_token",
                 **CAPITAL,
                 "stream": "only",
-                "max_ttft_s": timeout / 8,
+                "max_ttft_s": timeout / 4,
+                "max_gap_s": timeout / 4,
                 "tries": 2,
                 "min_pass_rate": 0.5,
             },
@@ -67,6 +68,51 @@ def data(timeout: float = 0.8) -> dict[str, t.Any]:
                 "expect": {"kind": "word", "value": "Hello"},
                 "stream": "never",
                 "tries": 12,
+            },
+            {
+                "id": "json_unsaid",
+                **CAPITAL,
+                "expect": {"kind": "json", "value": {"capital": "Paris"}},
+                "response_format": {"type": "json_object"},
+            },
+            {
+                "id": "long",
+                "prompt": "Count from 1 to 60, with commas.",
+                "expect": {"kind": "sequence", "value": [1, 60]},
+            },
+            {
+                "id": "cut",
+                "prompt": "Count from 1 to 60, with commas.",
+                "expect": {"kind": "non_empty"},
+                "max_tokens": 8,
+                "finish_reason": "length",
+            },
+            {
+                "id": "stopped",
+                "prompt": "Count from 1 to 60, with commas.",
+                "expect": {"kind": "sequence", "value": [1, 4]},
+                "extra_body": {"stop": [", 5"]},
+            },
+            {
+                "id": "sampled",
+                **CAPITAL,
+                "temperature": 0.8,
+                "same_when_streamed": False,
+            },
+            {
+                "id": "second_turn",
+                "messages": [
+                    {"role": "user", "content": "My name is Ada."},
+                    {"role": "assistant", "content": "Hello Ada."},
+                    {"role": "user", "content": "What is my name?"},
+                ],
+                "expect": {"kind": "word", "value": "Ada"},
+            },
+            {
+                "id": "system",
+                "system": "The code word is walnut.",
+                "prompt": "What is the code word?",
+                "expect": {"kind": "word", "value": "walnut"},
             },
         ],
         "tools": [
@@ -86,17 +132,29 @@ def data(timeout: float = 0.8) -> dict[str, t.Any]:
                     {"prompt": f"What is the capital of {country}?", "expect": {"kind": "word", "value": city}}
                     for country, city in CAPITALS.items()
                 ],
-            }
+            },
+            {
+                "id": "tools",
+                "tools": WEATHER,
+                "cases": [
+                    {
+                        "prompt": f"What is the weather in {city}?",
+                        "expect": {"kind": "tool_call", "value": {"name": "weather", "arguments": {"city": city}}},
+                    }
+                    for city in CAPITALS.values()
+                ],
+            },
         ],
         "needles": [{"id": "2k", "tokens": 2500, "seed": 1}],
         "over_long": {"max_s": timeout},
         "cancelled_client": {"window_s": 0.6, "settle_s": 0.6, "timeout": timeout},
         "resting_level": {"window_s": 2.0},
         "counters": {"window_s": 0.6},
+        "endpoints": {"max_s": timeout / 2},
         "speculation": {},
     }
     for kind in ("prompts", "tools", "concurrent", "needles"):
-        suite[kind] = [{**check, "timeout": timeout} for check in suite[kind]]
+        suite[kind] = [{"max_tokens": 256, **check, "timeout": timeout} for check in suite[kind]]
     return suite
 
 
@@ -105,32 +163,46 @@ def suite(timeout: float = 0.8) -> Suite:
 
 
 PROMPTS = {f"prompt.{check['id']}" for check in data()["prompts"]}
-ASKED = PROMPTS | {"tool.weather", "concurrent.capitals", "needle.2k"}
-OWN = {"limits.over_long", "kv.cancelled_client", "kv.resting_level", "metrics.counters", "speculation.accepted"}
+ASKED = PROMPTS | {"tool.weather", "concurrent.capitals", "concurrent.tools", "needle.2k"}
+OWN = {
+    "server.endpoints",
+    "limits.over_long",
+    "kv.cancelled_client",
+    "kv.resting_level",
+    "metrics.counters",
+    "speculation.accepted",
+}
 STREAMED = ASKED - {"prompt.steady", "needle.2k"}
-ONCE_MORE = STREAMED - {"prompt.first_token", "concurrent.capitals"}
-TEXT = ASKED - {"prompt.tool"}
-TOOLS = {"prompt.tool", "tool.weather"}
-PARIS = {"prompt.capital", "prompt.thinking", "prompt.not_thinking", "prompt.first_token"}
+ONCE_MORE = STREAMED - {"prompt.first_token", "concurrent.capitals", "concurrent.tools"}
+TOOLS = {"prompt.tool", "tool.weather", "concurrent.tools"}
+TEXT = ASKED - {"prompt.tool", "concurrent.tools"}
+PARIS = {"prompt.capital", "prompt.thinking", "prompt.not_thinking", "prompt.first_token", "prompt.sampled"}
+JSON = {"prompt.json", "prompt.json_unsaid"}
+CUT = {"prompt.cut"}
 REFUSED = {*ASKED, "answer.request", "limits.over_long", "kv.cancelled_client"}
 
 # Fault of the server -> the rows that must fail, and no other.
 CAUGHT: dict[str, set[str]] = {
     "none": set(),
-    "empty": {*ASKED, "answer.expected", "answer.non_empty", "answer.finish_reason"},
+    "empty": {*ASKED, "answer.expected", "answer.non_empty", "answer.finish_reason", "answer.usage"},
     "only_reasoning": {*TEXT, "answer.expected", "answer.non_empty", "answer.reasoning"},
-    "loop": {*ASKED, "answer.expected", "answer.loop", "answer.finish_reason"},
-    "loop_then_stop": {*ASKED, "answer.loop", "answer.expected"},
+    "loop": {*ASKED - CUT, "answer.expected", "answer.loop", "answer.finish_reason"},
+    "loop_then_stop": {*ASKED - CUT, "answer.loop", "answer.expected"},
     "more_digits": {"prompt.product", "answer.expected"},
     "digits_inside": {"prompt.product", "answer.expected"},
     "denied": {*PARIS, "answer.expected"},
-    "inside_word": {*PARIS, "prompt.json", "answer.expected"},
-    "reasoning_leak": {*ASKED, "answer.markers", "answer.expected"},
-    "template_leak": {*ASKED, "answer.markers", "answer.expected"},
+    "inside_word": {*PARIS, *JSON, "answer.expected"},
+    "reasoning_leak": {*ASKED - CUT, "answer.markers", "answer.expected"},
+    "template_leak": {*ASKED - CUT, "answer.markers", "answer.expected"},
     "truncated_stream": {*STREAMED, "answer.request"},
     "no_end_marker": {*STREAMED, "answer.request"},
-    "stream_drops": {*ONCE_MORE, "answer.same_when_streamed", "answer.expected"},
-    "error_text": {*TEXT, "answer.expected"},
+    "stream_drops": {
+        *ONCE_MORE - {"prompt.sampled"},
+        "concurrent.tools",
+        "answer.same_when_streamed",
+        "answer.expected",
+    },
+    "error_text": {*TEXT - CUT, "answer.expected"},
     "error_object": {*ASKED, "answer.request"},
     "error_in_stream": {*STREAMED, "answer.request"},
     "not_json": {*ASKED, "answer.request"},
@@ -140,23 +212,23 @@ CAUGHT: dict[str, set[str]] = {
     "hang": {*REFUSED, "kv.resting_level"},
     "slow_trickle": {*STREAMED, "answer.request"},
     "wrong_model": {"server.model"},
-    "content_parts": {*ASKED, "answer.request"},
+    "content_parts": {*ASKED, "kv.cancelled_client", "answer.request"},
     "usage_as_list": {*ASKED, "answer.request"},
     "usage_differs": {*ONCE_MORE - {"tool.weather"}, "answer.usage"},
     "denied_number": {"prompt.product", "answer.expected"},
-    "control_characters": {*TEXT, "answer.markers", "answer.expected"},
-    "loop_without_spaces": {*TEXT, "answer.loop", "answer.expected"},
-    "unasked_call": {*ASKED - TOOLS, "answer.expected"},
+    "control_characters": {*TEXT - CUT, "answer.markers", "answer.expected"},
+    "loop_without_spaces": {*TEXT - CUT, "answer.loop", "answer.expected"},
+    "unasked_call": {*ASKED - TOOLS, "answer.expected", "answer.finish_reason"},
     "finish_without_call": {*TEXT, "answer.finish_reason"},
     "key_in_error": REFUSED,
-    "key_in_answer": {*TEXT, "answer.expected"},
+    "key_in_answer": {*TEXT - CUT, "answer.expected", "answer.usage"},
     "needles_all": {"needle.2k", "answer.expected"},
     "metrics_nan": {"metrics.counters"},
     "loads_negative": {"kv.cancelled_client", "kv.resting_level"},
     "loads_empty": {"kv.cancelled_client", "kv.resting_level"},
     "no_usage": {*ASKED, "answer.usage"},
     "zero_usage": {*ASKED, "answer.usage"},
-    "cut": {*ASKED, "answer.finish_reason"},
+    "cut": {*ASKED - CUT, "answer.finish_reason"},
     "aborted": {*ASKED, "answer.finish_reason"},
     "no_finish_reason": {*ASKED, "answer.finish_reason"},
     "tool_as_text": {*TOOLS, "answer.expected", "answer.markers"},
@@ -169,15 +241,15 @@ CAUGHT: dict[str, set[str]] = {
     "metrics_missing": {"metrics.counters"},
     "drafts_refused": {"speculation.accepted"},
     "drafts_missing": {"speculation.accepted"},
-    "json_as_prose": {"prompt.json", "answer.expected"},
-    "thinking_always": {"prompt.not_thinking", "answer.reasoning"},
+    "json_as_prose": {*JSON, "answer.expected"},
+    "thinking_always": {"prompt.not_thinking", *CUT, "answer.reasoning", "answer.non_empty", "answer.expected"},
     "thinking_never": {"prompt.thinking", "answer.reasoning"},
     "unicode_broken": {"prompt.unicode", "answer.same_when_streamed", "answer.expected", "answer.markers"},
     "needle_lost": {"needle.2k", "answer.expected"},
-    "prompt_cut": {"needle.2k", "answer.prompt_size"},
-    "sometimes_empty": {"prompt.steady", "answer.non_empty", "answer.expected"},
+    "prompt_cut": {"needle.2k", "answer.prompt_size", "answer.usage"},
+    "sometimes_empty": {"prompt.steady", "concurrent.capitals", "answer.non_empty", "answer.expected"},
     "slow_first_token": {"prompt.first_token", "answer.first_token"},
-    "crossed": {"concurrent.capitals", "answer.crossed", "answer.expected"},
+    "crossed": {"concurrent.capitals", "concurrent.tools", "answer.crossed", "answer.expected"},
     "garbled_when_busy": {"concurrent.capitals", "answer.expected"},
     "over_long_cut": {"limits.over_long"},
     "over_long_hangs": {"limits.over_long"},
@@ -186,13 +258,40 @@ CAUGHT: dict[str, set[str]] = {
     "kv_leak": {"kv.resting_level"},
     "loads_missing": {"kv.cancelled_client", "kv.resting_level"},
     "loads_frozen": {"kv.cancelled_client"},
+    "slow_get": {"server.endpoints"},
+    "in_one_piece": {
+        *PARIS - {"prompt.thinking"},
+        "prompt.unicode",
+        "prompt.json",
+        "prompt.long",
+        "concurrent.capitals",
+        "kv.cancelled_client",
+        "answer.stream",
+    },
+    "slow_stream": {"prompt.first_token", "answer.stream"},
+    "history_lost": {"prompt.second_turn", "answer.expected"},
+    "system_lost": {"prompt.system", "answer.expected"},
+    "hot_empty": {"prompt.sampled", "answer.expected", "answer.non_empty"},
+    "stop_when_cut": {*CUT, "answer.finish_reason"},
+    "max_tokens_ignored": {*CUT, "answer.finish_reason", "answer.usage"},
+    "stop_ignored": {"prompt.stopped", "answer.expected"},
+    "usage_halved": {*ASKED - {"prompt.product", "prompt.steady"}, "answer.usage"},
+    "usage_doubled": {*CUT, "metrics.counters", "answer.usage"},
+    "talks_on": {*TEXT - CUT, "answer.expected", "answer.markers"},
+    "other_model_answers": {*ASKED, "answer.model"},
+    "json_ignored": {"prompt.json_unsaid", "answer.expected"},
+    "garbled_when_long": {"prompt.long", "answer.expected"},
+    "tool_crossed": {"concurrent.tools", "answer.crossed", "answer.expected"},
+    "tool_finish_stop": {*TOOLS, "answer.finish_reason"},
+    "nan_stop": {*ASKED, "answer.finish_reason"},
+    "tool_without_id": {*TOOLS, "answer.expected"},
 }
 # Seen by the readiness probe alone: questions are answered right as soon as they are answered.
 NOT_THE_ANSWERS = {"not_ready"}
 
 # Columns of the table, with the rows of a report that belong to them.
 COLUMNS: dict[str, str] = {
-    "model": "server.model",
+    "server": "server.",
     "prompt": "prompt.",
     "tool": "tool.",
     "concurrent": "concurrent.",

@@ -264,3 +264,35 @@ def test_control_tokens_are_found(text: str, marker: str | None) -> None:
 )
 def test_empty(text: str, empty: bool) -> None:
     assert is_empty(text) is empty
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1, 2, 3, 4", ""),
+        ("1\n2\n3\n4.", ""),
+        ("1, 2, 3", "after 3 numbers in order the answer says nothing"),
+        ("1, 2, 3, 4, 5", "after 4 numbers in order the answer says 5"),
+        ("1, 2, 4, 3", "after 2 numbers in order the answer says 4"),
+        ("1. 1\n2. 2", "after 1 numbers in order the answer says 1"),
+        ("one", "after 0 numbers in order the answer says nothing"),
+    ],
+)
+def test_a_sequence(text: str, reason: str) -> None:
+    assert judge({"kind": "sequence", "value": [1, 4]}, text).reason == reason
+
+
+@pytest.mark.parametrize("value", [[1], [4, 1], [1, 2, 3], "1", [True, 4], ["1", "4"], 7])
+def test_a_sequence_needs_its_ends(value: object) -> None:
+    assert "kind sequence needs the first and the last number" in str(
+        check_expectation({"kind": "sequence", "value": value})
+    )
+
+
+@pytest.mark.parametrize("text", ["Paris.\nUser: and Italy?", "Human: hello", "x\n### Response: y", "\nAssistant: z"])
+def test_a_turn_of_somebody_else_is_a_marker(text: str) -> None:
+    assert find_marker(text)
+
+
+def test_who_is_spoken_of_is_no_marker() -> None:
+    assert find_marker("The User: a person. An assistant: helps. Human rights.") is None

@@ -8,8 +8,9 @@ import typing as t
 from pathlib import Path
 
 import pytest
+from gpu_samples import sample
 from ops import bench
-from ops.bench import BenchError, Level, Protocol, build_result, judge, parse_load, row_of, why_left_out
+from ops.bench import BenchError, Level, Protocol, build_result, gpu_words, judge, parse_load, row_of, why_left_out
 from ops.bench_run import gpu_samples, gpu_summary
 from ops.bench_text import conversations, prose
 from ops.engine_load import parse_counters
@@ -56,8 +57,8 @@ CAPACITY = Capacity(max_total_num_tokens=8192, context_length=4096, max_running_
     ("level", "why"),
     [
         (Level(8, 0, 16, 16), ""),
-        (Level(1, 4080, 16, 1), ""),
-        (Level(1, 4081, 16, 1), "4081 + 16 tokens do not fit the context length 4096"),
+        (Level(1, 4078, 16, 1), ""),
+        (Level(1, 4079, 16, 1), "4079 + 16 tokens do not fit the context length 4096, of which the engine keeps 2"),
         (Level(9, 0, 16, 9), "the service runs 8 requests at once"),
         (Level(4, 2033, 16, 4), "4 x 2049 tokens do not fit the KV pool of 8192 tokens"),
     ],
@@ -204,12 +205,33 @@ def test_gpu_samples_are_summed_up() -> None:
     assert samples == [(71.2, 345.0, 31.0), (598.75, 2430.0, 77.0)]
     assert gpu_summary(samples) == {
         "samples": 2,
+        "unread": 0,
         "power_w_mean": 335.0,
         "power_w_max": 598.75,
         "sm_mhz_min": 345.0,
         "temperature_c_max": 77.0,
     }
-    assert gpu_summary([]) is None
+    assert gpu_summary([], 3) == {"samples": 0, "unread": 3}
+
+
+def test_what_a_real_gpu_said() -> None:
+    """An H200 at rest, three times, and the answer to a question about a GPU that is not there."""
+    samples = gpu_samples(sample("nvidia_smi_load.csv"))
+    assert samples == [(125.54, 1980.0, 36.0), (125.53, 1980.0, 36.0), (126.72, 1980.0, 37.0)]
+    assert gpu_words(gpu_summary(samples, 1)) == ("126 W mean, 127 W most, 1980 MHz least, 37 °C most, 1 of 4 not said")
+
+
+@pytest.mark.parametrize("said", ["", sample("nvidia_smi_lost.txt"), "[N/A], [Not Supported], [Unknown Error]\n"])
+def test_gpus_that_say_nothing_are_not_no_gpus(said: str) -> None:
+    assert gpu_samples(said) == []
+    assert gpu_words(gpu_summary([], 4)) == "not known: nvidia-smi gave no figures (4 looks)"
+
+
+def test_what_a_gpu_did_not_say_stands_beside_the_others() -> None:
+    whole = "412 W mean, 412 W most, 2377 MHz least, 61 °C most"
+    assert gpu_words(gpu_summary([(412.5, 2377.0, 61.0)])) == whole
+    assert gpu_words(gpu_summary([(412.5, 2377.0, 61.0)], 1)) == f"{whole}, 1 of 2 not said"
+    assert gpu_words(None) == "no GPU"
 
 
 # The result

@@ -16,9 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from gpu_samples import sample
 from ops import bench
-from ops.bench import Level
-from ops.bench_run import Sampler, Target, host_facts, measure
+from ops.bench import Level, gpu_words
+from ops.bench_run import NVIDIA_SMI, Sampler, Target, host_facts, measure
 from ops.http import Client
 
 TOKEN_S = 0.05
@@ -244,16 +245,33 @@ def test_the_key_is_in_no_command_line_and_no_proxy_or_gpu_in_reach(model_path: 
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_the_gpus_are_looked_at_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+EIGHT = "".join(f"{400 + index}.50, {2300 + index}, {60 + index}\n" for index in range(8))
+LOST = sample("nvidia_smi_lost.txt")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f"printf '%s' '{EIGHT}'", "404 W mean, 408 W most, 2300 MHz least, 67 °C most"),
+        (f"printf '%s' '{EIGHT}[N/A], [Unknown Error], 61\n'", "404 W mean, 408 W most, 2300 MHz least, 67 °C most, "),
+        (f"printf '%s' '{LOST}'; exit 15", "not known: nvidia-smi gave no figures ("),
+        ("exit 9", "not known: nvidia-smi gave no figures ("),
+    ],
+)
+def test_the_gpus_are_looked_at_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
     monkeypatch.setattr("ops.bench_run.SAMPLE_S", 0.01)
     nvidia_smi = tmp_path / "nvidia-smi"
-    nvidia_smi.write_text("#!/bin/sh\necho '412.50, 2377, 61'\n")
+    nvidia_smi.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{script}\n')
     nvidia_smi.chmod(0o755)
-    with Sampler([str(nvidia_smi)]) as sampler:
+    with Sampler([str(nvidia_smi), *NVIDIA_SMI[1:]]) as sampler:
         time.sleep(0.5)
-    summary = sampler.gpu()
-    assert summary
-    assert (summary["power_w_mean"], summary["sm_mhz_min"], summary["temperature_c_max"]) == (412.5, 2377, 61)
+    shown = gpu_words(sampler.gpu())
+    assert shown.startswith(words)
+    assert ("not said" in shown) == words.endswith(", ")
+    asked = (tmp_path / "asked").read_text()
+    assert asked == "--query-gpu=power.draw,clocks.sm,temperature.gpu --format=csv,noheader,nounits\n"
 
 
 def test_a_host_without_a_gpu_says_nothing_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +280,7 @@ def test_a_host_without_a_gpu_says_nothing_of_one(monkeypatch: pytest.MonkeyPatc
     with Sampler() as sampler:
         time.sleep(0.1)
     assert sampler.gpu() is None
+    assert gpu_words(sampler.gpu()) == "no GPU"
     facts = host_facts()
     assert facts["gpus"] == ""
     assert facts["cores"] >= 1

@@ -92,7 +92,7 @@ def test_json_that_only_looks_strange_is_read() -> None:
     assert len(parse_json("[" + ",".join(["{}"] * 500) + "]")) == 500
 
 
-KEY = 'sk-"secret'
+KEY = 'sk-"secret-and-long'
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ops.journal_causes import (
     classify_line,
     quotable,
     root_cause,
+    strip_prefix,
 )
 
 ROLES = Path(__file__).parents[2] / "roles"
@@ -143,6 +144,49 @@ def test_unknown_errors_are_shown(line: str, priority: int) -> None:
 )
 def test_ordinary_lines_say_nothing(line: str) -> None:
     assert classify_line(line) is None
+
+
+# Where a client's words can stand in the engine's output: model and header names, paths, prompts, errors of requests.
+OF_A_CLIENT = (
+    "[2026-11-30 09:00:00] prompt: {}",
+    "[2026-11-30 09:00:00 TP0] Using cached file /tmp/{}",
+    "[2026-11-30 09:00:00] The model `{}` does not exist.",
+    "[2026-11-30 09:00:00] WARNING: unknown header x-trace: {}",
+    '[2026-11-30 09:00:00] ERROR: bad value in {{"prompt": "{}"}}',
+    "[2026-11-30 09:00:00] Receive: obj=GenerateReqInput(text='{}')",
+    "[2026-11-30 09:00:00] Error in request: {}",
+    "[2026-11-30 09:00:00] Error in request: a bad role\n{}\nTraceback (most recent call last):\nValueError: {}\n{}",
+    '[2026-11-30 09:00:00] INFO:     127.0.0.1:1234 - "GET /{} HTTP/1.1" 404 Not Found',
+    "ValueError: The model '{}' does not exist",
+    "KeyError: '{}'",
+    "2026-11-30T09:00:00.123Z ERROR smg::router: no worker for the model {}",
+)
+
+
+@pytest.mark.parametrize("place", OF_A_CLIENT)
+@pytest.mark.parametrize("row", [row for row in CAUSES if row.severity == FATAL], ids=lambda row: row.id)
+def test_what_a_client_wrote_is_no_known_cause(row: Cause, place: str) -> None:
+    text = strip_prefix(row.sample)
+    assert classify_line(text).severity == FATAL
+    # As one message with line ends in it, and as the lines that a journal makes of it.
+    message = place.format(*[text] * 3)
+    for messages in ([message], message.split("\n")):
+        found = root_cause(classify(lines(*messages, "[2026-11-30 09:00:01] Decode batch, #running-req: 3")))
+        assert found is None or (found.id, found.line) == (UNKNOWN, quotable(messages[0]))
+        crashed = root_cause(classify(lines(*messages, "[2026-11-30 09:00:01] x", ABORTED, OOM)))
+        assert crashed and (crashed.id, crashed.line) == ("gpu_out_of_memory", OOM)
+
+
+def test_after_the_error_of_a_request_the_engine_is_heard_again() -> None:
+    refused = "[2026-11-30 09:00:00] Error in request: a bad role"
+    found = classify([*lines(refused, "MemoryError"), (EXITED, 4), *lines(CHILD, "KeyError: 1")])
+    assert [(finding.id, finding.severity) for finding in found] == [
+        ("request_failed", WARNING),
+        ("host_out_of_memory", WARNING),
+        ("main_process_exited", FATAL),
+        ("child_failed", FATAL),
+        (UNKNOWN, UNKNOWN),
+    ]
 
 
 def test_the_configuration_line_is_never_read_or_quoted() -> None:

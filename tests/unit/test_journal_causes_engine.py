@@ -17,6 +17,7 @@ from ops.readiness import phase_of
 
 # The constant part of each message of SGLang's own, as its source has it.
 FRAGMENTS = {
+    "request_failed": "Error in request: {e}",
     "pcie_allreduce_off": "reductions stay on NCCL",
     "benign_optional_model": "Ignore import error when loading {name}",
     "graph_capture_failed": "Capture cuda graph failed: {e}",

@@ -163,8 +163,8 @@ def test_space_is_no_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_in_pieces_is_never_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in ("Key sk-", "secret", "!")]
-    answer = chat(Said(monkeypatch, "\n".join(events), "sk-secret").client, TOWER, True)
+    events = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in ("Key sk-", "secret-and-long", "!")]
+    answer = chat(Said(monkeypatch, "\n".join(events), "sk-secret-and-long").client, TOWER, True)
     assert answer.text == "Key ***!"
 
 

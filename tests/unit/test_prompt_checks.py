@@ -172,7 +172,7 @@ def test_the_failure_text_holds_what_an_operator_needs() -> None:
         report = run_checks(Client(fake.base_url), MODEL, CHECKS)
         text = failure_text(report)
         command = next(row for row in report["checks"] if row["id"] == "prompt.product")["next_command"]
-        assert "2 of 20 checks failed" in text
+        assert "2 of 22 checks failed" in text
         assert "prompt.product: wanted 'integer: 391', seen '3910'; the answer says 3910" in text
         assert f"next command: {command}" in text
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
@@ -195,6 +195,10 @@ def test_a_key_is_never_part_of_the_command() -> None:
     assert chat_command("http://h", {"a": "x" * 2000}) == "journalctl -u 'sglang-*' -n 100 --no-pager"
 
 
+CALLED = {"tool_calls": ({"name": "rm", "arguments": "{}"},), "finish_reason": "tool_calls"}
+CUT = {"finish_reason": "length"}
+
+
 @pytest.mark.parametrize(
     ("change", "check", "faults"),
     [
@@ -209,15 +213,39 @@ def test_a_key_is_never_part_of_the_command() -> None:
         ({"usage": {"prompt_tokens": 1}}, {}, ["usage"]),
         ({"usage": []}, {}, ["usage"]),
         ({"usage": {"prompt_tokens": True, "completion_tokens": True}}, {}, ["usage"]),
-        ({"usage": {"prompt_tokens": 1, "completion_tokens": 10**9}}, {}, ["usage"]),
-        ({"tool_calls": ({"name": "rm", "arguments": "{}"},)}, {}, ["expected"]),
-        ({"tool_calls": ({"name": "rm", "arguments": "{}"},)}, {"extra": TOOLS}, []),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 10**9}}, {}, ["finish_reason", "usage"]),
+        ({"tool_calls": ({"name": "rm", "arguments": "{}"},)}, {}, ["expected", "finish_reason"]),
+        ({**CALLED, "call_ids": ("a",)}, {"extra": TOOLS}, []),
+        ({**CALLED, "call_ids": ("",)}, {"extra": TOOLS}, ["expected"]),
+        (
+            {"tool_calls": CALLED["tool_calls"] * 2, "call_ids": ("a", "a")},
+            {"extra": TOOLS},
+            ["expected", "finish_reason"],
+        ),
+        ({**CALLED, "call_ids": ("a",), "finish_reason": "stop"}, {"extra": TOOLS}, ["finish_reason"]),
+        (
+            {**CALLED, "call_ids": ("a",), "finish_reason": "stop"},
+            {"extra": {**TOOLS, "tool_choice": "required"}},
+            [],
+        ),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 64}}, {}, []),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 65}}, {}, ["finish_reason"]),
+        ({"matched_stop": "NaN happened"}, {}, ["finish_reason"]),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 64}, "finish_reason": "length"}, CUT, []),
+        ({"usage": {"prompt_tokens": 1, "completion_tokens": 62}, "finish_reason": "length"}, CUT, ["usage"]),
+        ({}, CUT, ["finish_reason", "usage"]),
+        ({"chunks": 3}, {}, []),
+        ({"chunks": 4}, {}, ["usage"]),
+        ({"model": None}, {}, []),
+        ({"model": "n"}, {}, ["model"]),
+        ({"gap_s": 3.0}, {"max_gap_s": 2.5}, ["stream"]),
+        ({"gap_s": None}, {"max_gap_s": 2.5}, []),
         ({"finish_reason": "tool_calls"}, {}, ["finish_reason"]),
         ({"text": "Paris\x00"}, {}, ["markers"]),
     ],
 )
 def test_faults_of_one_answer(change: dict[str, t.Any], check: dict[str, t.Any], faults: list[str]) -> None:
-    found = faults_of(question("q", "?", "word", "Paris", **check), "whole", replace(GOOD, **change))
+    found = faults_of(question("q", "?", "word", "Paris", **check), "whole", replace(GOOD, **change), "m")
     assert [fault.id for fault in found] == faults
 
 
@@ -227,6 +255,8 @@ def test_faults_of_one_answer(change: dict[str, t.Any], check: dict[str, t.Any],
         ({}, None),
         ({"messages": ()}, "neither prompt nor messages"),
         ({"tries": 0}, "tries is 0"),
+        ({"max_gap_s": 0}, "max_gap_s is 0"),
+        ({"finish_reason": "end"}, "finish_reason is 'end', known are stop, tool_calls, length"),
         ({"min_pass_rate": 0.0}, "min_pass_rate is 0.0"),
         ({"min_pass_rate": 1.1}, "min_pass_rate is 1.1"),
         ({"max_tokens": 0}, "max_tokens is 0"),

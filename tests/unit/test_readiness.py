@@ -5,6 +5,7 @@ import typing as t
 
 import pytest
 from ops.http import Client
+from ops.journal_causes import CAUSES, Cause
 from ops.probe import ANSWERING, REFUSED, Answer, Capacity
 from ops.probe import STARTING as NOT_ANSWERING
 from ops.readiness import FAILED, READY, Readiness, Watch, phase_of
@@ -75,6 +76,16 @@ def test_a_failed_unit_ends_the_wait_with_the_cause() -> None:
     assert seen.cause.line == OOM
     assert "result exit-code" in seen.detail
     assert seen.last_lines[-1] == OOM
+
+
+@pytest.mark.parametrize("row", [row for row in CAUSES if row.severity == "fatal"], ids=lambda row: row.id)
+def test_an_engine_that_dies_with_a_known_line_is_explained_by_it(row: Cause) -> None:
+    refused = ["[2026-11-30 09:00:00] Error in request: x", "MemoryError", "[2026-11-30 09:00:01] Prefill batch"]
+    systemd = ScriptedSystemd(STARTING, script={5: ["Load weight begin.", *refused, row.sample], 7: FAILED_STATE})
+    seen = see(systemd, restarts_before=0)
+    assert (seen.status, systemd.now) == (FAILED, 7)
+    assert seen.cause and (seen.cause.id, seen.cause.severity) == (row.id, "fatal")
+    assert seen.cause.next_command and seen.cause.variable
 
 
 def test_a_line_of_a_dying_engine_ends_the_wait_though_the_unit_lives_on() -> None:

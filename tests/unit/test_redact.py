@@ -4,7 +4,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from ops.redact import is_secret, masked, printable, without_colours
+from ops.redact import LEAST_KEY, is_secret, masked, printable, without_colours, without_key
 
 HIDDEN = "(hidden: it may hold a secret)"
 
@@ -82,3 +82,19 @@ def test_a_long_text_takes_no_time(word: str) -> None:
     start = time.process_time()
     masked(without_colours(word * 50_000))
     assert time.process_time() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "shown"),
+    [
+        ("k" * LEAST_KEY, "x" + "k" * LEAST_KEY + "y", "x***y"),
+        ('a"long-key-of-many', '{"key": "a\\"long-key-of-many"} a"long-key-of-many', '{"key": "***"} ***'),
+        ("Paris", "Paris, not Parisian: 'Paris'.", "***, not Parisian: '***'."),
+        ("4", "2+2=4, 44 and 4.5", "2+2=***, 44 and ***.5"),
+        ("s3cr3t", "Bearer s3cr3t", "Bearer ***"),
+        ('a"b', '{"key": "a\\"b"}', '{"key": "***"}'),
+        ("a+b(c", "a+b(c", "***"),
+    ],
+)
+def test_a_key_is_taken_out_of_a_text(key: str, text: str, shown: str) -> None:
+    assert without_key(text, key) == shown

@@ -41,6 +41,18 @@ def test_it_fails_with_the_report(run_module: RunModule, tmp_path: Path) -> None
     assert json.loads((tmp_path / "smoke.json").read_text())["ok"] is False
 
 
+def test_a_run_that_can_not_begin_leaves_no_old_verdict(run_module: RunModule, tmp_path: Path) -> None:
+    path = tmp_path / "smoke.json"
+    path.write_text('{"ok": true}')
+    with FakeServer() as fake:
+        smoke(run_module, fake, check=True, report_path=str(path), checks={"needle": []})
+        assert json.loads(path.read_text()) == {"ok": True}, "check mode writes nothing"
+        result = smoke(run_module, fake, report_path=str(path), api_key_file="/nonexistent")
+    assert result["failed"]
+    assert result["report"] == json.loads(path.read_text())
+    assert (result["report"]["ok"], result["report"]["failed"]) == (False, ["run.begin"])
+
+
 def test_the_engine_may_be_elsewhere(run_module: RunModule) -> None:
     with FakeServer("loads_missing") as router, FakeServer() as engine:
         result = smoke(run_module, router, engine_url=engine.base_url)
@@ -57,7 +69,7 @@ def test_check_mode_examines_the_checks_and_asks_nothing(run_module: RunModule, 
             check=True,
             checks={
                 "prompts": [{**data()["prompts"][0], "profile": "full"}],
-                **dict.fromkeys(("over_long", "cancelled_client", "resting_level", "counters"), False),
+                **dict.fromkeys(("over_long", "cancelled_client", "resting_level", "counters", "endpoints"), False),
             },
         )
         assert fake.questions == 0

@@ -32,6 +32,7 @@ FAMILIES = {
     "ops_smoke_ok": "1 when every check of the last smoke test passed.",
     "ops_smoke_timestamp_seconds": "When the last smoke test began.",
     "ops_smoke_checks": "Checks of the last smoke test by result.",
+    "ops_smoke_check_ok": "1 when this check of the last smoke test passed, 0 when it failed, absent when not judged.",
     "ops_directory_avail_bytes": "Bytes that the service user can still write on the directory's file system.",
     "ops_directory_size_bytes": "Size of the directory's file system.",
 }
@@ -73,7 +74,8 @@ def read_report(path: str) -> tuple[int, dict] | None:
         with open(path, encoding="utf-8") as stream:
             report = json.load(stream)
         report = {key: report[key] for key in ("ok", "model", "started", "passed", "failed")} | {
-            "skipped": report.get("skipped", [])
+            "skipped": report.get("skipped", []),
+            "verdicts": {row["id"]: row["ok"] is True for row in report.get("checks", []) if not row["skipped"]},
         }
         return calendar.timegm(time.strptime(report["started"], "%Y-%m-%dT%H:%M:%SZ")), report
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -98,6 +100,7 @@ def smoke_samples(path: str) -> list[Sample]:
         Sample("ops_smoke_ok", labels, float(report["ok"] is True)),
         Sample("ops_smoke_timestamp_seconds", labels, float(started)),
         *(Sample("ops_smoke_checks", {**labels, "result": name}, float(count)) for name, count in counts.items()),
+        *(Sample("ops_smoke_check_ok", {**labels, "check": id}, float(ok)) for id, ok in report["verdicts"].items()),
     ]
 
 

@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 WILDCARDS = ("0.0.0.0", "::")
 SIDES = ("prefill", "decode")
 # Checks that are made unless they are set to false, see docs/smoke.md.
-OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters", "speculation")
+OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters", "endpoints", "speculation")
 # Units that may hold a port or memory on a host before the topology is changed.
 NAMES = ("unified", "router", *SIDES, *(f"replica-{number}" for number in range(8)))
 UNITS = tuple(f"sglang-{name}.service" for name in NAMES)
