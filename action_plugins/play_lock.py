@@ -11,6 +11,7 @@ Check mode takes none: it changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import multiprocessing
@@ -23,6 +24,7 @@ import threading
 import time
 from pathlib import Path
 
+from ansible import constants as C
 from ansible import context
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
@@ -48,14 +50,6 @@ while not connection.poll(10000):
 """
 
 
-def started(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks; "" when there is none of that number."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
 def user() -> str:
     """Return who runs this; a number where it has no name, as in many containers."""
     try:
@@ -69,7 +63,7 @@ def record_of_this_run() -> dict:
     # Every task runs in a child of ansible-playbook.
     pid = multiprocessing.parent_process().pid
     return {
-        "id": f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}-{pid}-{started(pid)}",
+        "id": Path(C.DEFAULT_LOCAL_TMP).name,  # Ansible makes this directory, with a random name, for each run
         "user": f"{user()}@{socket.gethostname()}",
         "pid": pid,
         # The names alone: what else is on the command line may be a secret.
@@ -94,9 +88,13 @@ def refusal(host: str, holder: str) -> str:
 
 def end_with(pid: int) -> None:
     """Kill this process and those it started as soon as ansible-playbook is gone."""
-    begin = started(pid)
-    while begin and started(pid) == begin:
-        time.sleep(0.5)
+    with contextlib.suppress(ProcessLookupError):
+        if hasattr(os, "pidfd_open"):
+            select.select([os.pidfd_open(pid)], [], [])  # when it has ended, whether or not its parent knows
+        else:
+            while True:
+                os.kill(pid, 0)
+                time.sleep(0.5)
     os.killpg(0, signal.SIGKILL)
 
 
