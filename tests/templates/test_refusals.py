@@ -86,6 +86,14 @@ VALUES = {
         {"sglang_host_group": "sudo"},
         "sglang_host_group is 'sudo'; wanted: a name that the system does not use",
     ),
+    "mirror": (
+        {"sglang_host_debian_mirror": "mirror/debian"},
+        "sglang_host_debian_mirror is 'mirror/debian'; wanted: an",
+    ),
+    "lock": (
+        {"sglang_host_debian_lock": "/none.sha256"},
+        "sglang_host_debian_lock is '/none.sha256'; wanted: a file on",
+    ),
     "releases": ({"sglang_venv_root": "/usr/lib"}, "sglang_venv_root is '/usr/lib'; wanted: a directory that is not"),
     "models": ({"model_store_root": "/var/lib"}, "model_store_root is '/var/lib'; wanted: a directory that is not"),
     "name": ({"sglang_serve_served_model_name": "a\n"}, "sglang_serve_served_model_name is 'a"),

