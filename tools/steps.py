@@ -59,6 +59,26 @@ class Steps:
 
         return self.call(name, program, check)
 
+    def start(
+        self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None
+    ) -> Callable[[], int]:
+        """Start a program beside the steps that follow, and return the step that waits for it and prints its output."""
+        words, surroundings = [str(word) for word in command], {**os.environ, **(environment or {})}
+        log = REPOSITORY / ".cache" / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        print(f"\n==> beside the next steps: {name}, output in {log}", flush=True)
+        with log.open("wb") as output:
+            process = subprocess.Popen(words, cwd=REPOSITORY, env=surroundings, stdout=output, stderr=subprocess.STDOUT)
+
+        def program() -> int:
+            status = process.wait()
+            print(log.read_text(errors="replace"), end="")
+            if status:
+                print(f"exit status {status} of: {' '.join(words)}", flush=True)
+            return status
+
+        return lambda: self.call(f"{name} (the rest)", program, check=False)
+
     def report(self) -> None:
         """Print the steps with their times."""
         print("\nstep                                            time   result")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fresh lab hosts for a module of tests, whose INVENTORY and HOSTS say which."""
+"""Lab hosts: fresh ones for a module of tests, whose INVENTORY and HOSTS say which, and one that modules share."""
 
 from __future__ import annotations
 
@@ -9,20 +9,46 @@ from collections.abc import Iterator
 import pytest
 from site_host import SiteHost
 
+# They share a host, which goes through them in this order.
+ONE_HOST = ("test_site.py", "test_bench.py", "test_operations.py")
 
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> Iterator[SiteHost]:
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the modules that share a host last, in their order."""
+    items.sort(key=lambda item: ONE_HOST.index(item.path.name) if item.path.name in ONE_HOST else -1)
+
+
+def booted(letter: str, *which: object) -> Iterator[SiteHost]:
     """Booted hosts with the wheelhouse; LAB_KEEP=1 leaves them there afterwards."""
-    module = request.module
-    name = f"{module.__name__.removeprefix('test_')[0]}{os.getpid() % 100000}"
-    host = SiteHost(name, getattr(module, "INVENTORY", "inventory/lab"), getattr(module, "HOSTS", ()))
+    host = SiteHost(f"{letter}{os.getpid() % 100000}", *which)
     host.up()
     yield host
     if os.environ.get("LAB_KEEP") != "1":
         host.down()
 
 
+@pytest.fixture(scope="session")
+def site_host() -> Iterator[SiteHost]:
+    """The host of the modules in ONE_HOST, all together or one alone."""
+    yield from booted("s")
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> Iterator[SiteHost]:
+    """The hosts of one module."""
+    module = request.module
+    letter = module.__name__.removeprefix("test_")[0]
+    yield from booted(letter, getattr(module, "INVENTORY", "inventory/lab"), getattr(module, "HOSTS", ()))
+
+
 @pytest.fixture(scope="module")
 def fresh(host: SiteHost) -> dict[str, list[str]]:
-    """What the host has before anything is done to it."""
-    return host.snapshot()
+    """What the host had before anything was done to it."""
+    return host.fresh
+
+
+@pytest.fixture(scope="module")
+def converged(request: pytest.FixtureRequest, host: SiteHost) -> None:
+    """The host as the module before left it; converged with the module's SETTINGS when there was none."""
+    if host.shell("test -e /opt/sglang/current || echo nothing"):
+        host.play("site.yml", *getattr(request.module, "SETTINGS", ()))

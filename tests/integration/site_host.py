@@ -61,6 +61,7 @@ class SiteHost:
 
     def __init__(self, name: str, inventory: str = "inventory/lab", hosts: tuple[str, ...] = ()) -> None:
         self.inventory, self.hosts = inventory, hosts
+        self.fresh: dict[str, list[str]] = {}
         self.environment = {**os.environ, "LAB_NAME": name, "ANSIBLE_NOCOLOR": "1", "PYTHONUNBUFFERED": "1"}
 
     def lab(self, *words: str, timeout: int = 200) -> str:
@@ -73,8 +74,9 @@ class SiteHost:
         return done.stdout
 
     def up(self) -> None:
-        """Boot the hosts with the wheelhouse."""
+        """Boot the hosts with the wheelhouse, and note what is on the first of them."""
         self.lab("up", *self.hosts, "--bind-ro", f"{CACHE / 'wheelhouse'}:/srv/wheelhouse")
+        self.fresh = self.snapshot()
 
     def down(self) -> None:
         """Remove the lab."""

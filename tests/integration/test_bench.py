@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """bench.yml on one real host with the real engine and its own load generator, as an operator meets it.
 
-The tests build on each other, on one host that is converged once.
+The tests build on each other, on the host of test_site.py when that ran before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from site_host import CHECKOUT, ENGINE, Run, SiteHost, difference
+from site_host import CHECKOUT, ENGINE, Run, SiteHost
 
 pytestmark = pytest.mark.integration
 DIRECTORY = "/var/lib/sglang/bench"
@@ -30,6 +30,11 @@ while :; do
   sleep 0.5
 done
 """
+
+
+@pytest.fixture(scope="module")
+def host(site_host: SiteHost) -> SiteHost:
+    return site_host
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +58,7 @@ def counter(host: SiteHost, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^sglang:{name}{{.*}} (\S+)$", page, re.MULTILINE))
 
 
-def test_check_mode_on_an_empty_host_says_what_would_be_measured(host: SiteHost, fetched: Path) -> None:
-    before = host.snapshot()
-    run = bench(host, fetched, "--check")
-    assert "C=1, context 0, 4 requests" in run.output
-    assert difference(before, host.snapshot()) == {}
-
-
-def test_levels_are_measured_and_the_engine_confirms_them(host: SiteHost, fetched: Path) -> None:
-    host.play("site.yml")
+def test_levels_are_measured_and_the_engine_confirms_them(host: SiteHost, converged: None, fetched: Path) -> None:
     before = counter(host, "generation_tokens_total")
     run = bench(host, fetched, *SHORT)
     assert run.changed_tasks() in ([], ["sglang_bench : Create the directory of the results"])
@@ -179,13 +176,3 @@ def test_results_at_two_context_lengths_give_a_curve(host: SiteHost, fetched: Pa
     page = sorted((fetched / "lab1").glob("*.md"))[-1].read_text()
     assert "Short prompts over the configured context length" in page
     assert "another configuration" in " ".join(run.output.split())
-
-
-def test_a_stopped_service_is_not_measured(host: SiteHost, fetched: Path) -> None:
-    host.shell(f"systemctl stop {ENGINE}")
-    before = len(results(fetched))
-    run = bench(host, fetched, *ONE, status=None)
-    assert run.status != 0
-    assert f"{ENGINE} is not ready" in " ".join(run.output.split())
-    assert "TASK [sglang_bench : Plan the levels]" not in run.output
-    assert len(results(fetched)) == before

@@ -22,6 +22,12 @@ TYPES = {
 SITE = [
     role for task in load(ROOT / "playbooks/site.yml")[-1]["tasks"] if (role := task.get("ansible.builtin.import_role"))
 ]
+# What every play begins with: checks of roles and, between them, facts; nothing else.
+CHECKS = [
+    task["ansible.builtin.import_role"]
+    for task in tasks_in(load(ROOT / "playbooks/tasks/validate.yml"))
+    if "ansible.builtin.set_fact" not in task
+]
 PUBLIC = [role for role in ROLES if role.name in {one["name"] for one in SITE} - {"preflight", "memory_plan"}]
 # Modules that create files take the umask's word for their mode when none is given.
 WITH_MODE = ("copy", "file", "template", "lineinfile", "blockinfile", "get_url", "assemble", "unarchive")
@@ -51,7 +57,7 @@ def test_the_checks_come_before_everything_else():
 
 
 def test_arguments_that_are_not_read_again_were_read_before():
-    checked = {task["ansible.builtin.import_role"]["name"] for task in load(ROOT / "playbooks/tasks/validate.yml")}
+    checked = {arguments["name"] for arguments in CHECKS}
     assert {role["name"] for role in SITE if role.get("rolespec_validate") is False} <= checked
     for role in ROLES:
         if role.name in checked and role.name != "preflight":
@@ -92,11 +98,7 @@ def test_defaults_are_of_the_declared_type(role: Role):
 @pytest.mark.parametrize("role", PUBLIC, ids=lambda role: role.name)
 def test_public_role_refuses_bad_values_before_anything_is_changed(role: Role):
     assert role.specs["validate"]["options"] == role.options
-    called = [
-        (arguments["name"], arguments.get("tasks_from", "main"))
-        for task in tasks_in(load(ROOT / "playbooks/tasks/validate.yml"))
-        for arguments in [task["ansible.builtin.import_role"]]
-    ]
+    called = [(arguments["name"], arguments.get("tasks_from", "main")) for arguments in CHECKS]
     assert called[0] == ("preflight", "variables")
     assert (role.name, "validate") in called
     modules = {key for task in role.tasks["validate.yml"] for key in task if key.startswith("ansible.")}
