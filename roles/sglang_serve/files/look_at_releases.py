@@ -57,7 +57,7 @@ def in_use(root: Path, proc: Path) -> set[str]:
             words = process.read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended
-        found |= {word[len(prefix) :].split(b"/")[0].decode() for word in words if word.startswith(prefix)}
+        found |= {os.fsdecode(word[len(prefix) :].split(b"/")[0]) for word in words if word.startswith(prefix)}
     return found
 
 
