@@ -192,7 +192,7 @@ def test_the_api_key_shows_nowhere(host: SiteHost) -> None:
     key = API_KEY_FILE.read_text().split()[0]
     seen = host.shell(f"systemctl show {ENGINE}; systemctl cat {ENGINE}; ps -eo args; journalctl --no-pager")
     seen += host.shell(
-        "cat /etc/sglang/launch-*.sh; for p in $(pgrep -u sglang); do tr '\\0' '\\n' < /proc/$p/environ; done"
+        "cat /opt/sglang/releases/*/*.*; for p in $(pgrep -u sglang); do tr '\\0' '\\n' < /proc/$p/environ; done"
     )
     assert "OPS_CONFIG_SHA256" in seen
     assert key not in seen

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,22 @@ TYPES = {
     "list": (list,),
     "dict": (dict,),
 }
+
+
 # A play calls these, an operator sets their variables. preflight and memory_plan are checks themselves.
+def roles_in(tasks: list[dict]) -> Iterator[dict]:
+    """Yield the roles that tasks import, and those that the files of tasks import that they import."""
+    for task in tasks_in(tasks):
+        if role := task.get("ansible.builtin.import_role"):
+            yield role
+        if file := task.get("ansible.builtin.import_tasks"):
+            yield from roles_in(load(ROOT / "playbooks/tasks" / Path(file).name))
+
+
 SITE = [
-    role for task in load(ROOT / "playbooks/site.yml")[-1]["tasks"] if (role := task.get("ansible.builtin.import_role"))
+    role
+    for role in roles_in(load(ROOT / "playbooks/site.yml")[-1]["tasks"])
+    if role.get("tasks_from") not in ("validate", "variables")
 ]
 # What every play begins with: checks of roles and, between them, facts; nothing else.
 CHECKS = [

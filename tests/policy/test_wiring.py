@@ -18,6 +18,7 @@ INVENTORIES = [path for path in tracked("inventory") if "group_vars" in path.par
 OPTIONS = {name for role in ROLES for name in role.options} | {"site_model", "site_topology"}
 # Set by Ansible.
 MAGIC = {"playbook_dir", "inventory_dir", "inventory_hostname", "ansible_host", "ansible_check_mode", "lookup", "query"}
+MAGIC |= {"ansible_failed_result"}
 MAGIC |= {"groups", "hostvars", "ansible_inventory_sources", "ansible_ssh_executable", "ansible_user"}
 
 

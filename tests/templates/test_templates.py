@@ -36,7 +36,7 @@ ALERTMANAGER = [path for path in FILES if path.name == "alertmanager.yml"]
 UPDATE = "Next: UPDATE_GOLDEN=1 pytest tests/templates, then git diff tests/templates/golden"
 # systemd-analyze counts tenths: 4.0 at most.
 EXPOSURE = 40
-VENV = "/opt/sglang/current/venv"
+VENV = "/opt/sglang/releases/@RELEASE@/venv"
 
 
 def each(paths: list[Path]) -> pytest.MarkDecorator:
@@ -155,7 +155,7 @@ def test_shell_takes_the_script(path):
     assert run(program("dash", "dash"), "-n", path).stdout == ""
 
 
-def started(script: Path, directory: Path, key: str, program: str = f"{VENV}/bin/sglang") -> list[str]:
+def started(script: Path, directory: Path, key: str, program: str = "${0%/*}/venv/bin/sglang") -> list[str]:
     """Run a launch script with another program in the engine's place that notes its arguments, and return these."""
     (directory / "engine.yaml").write_text(f"api-key: {json.dumps(key)}\n")
     notes = directory / "notes"
@@ -193,7 +193,7 @@ def test_arguments_are_read_by_the_engine_before_it_is_touched(engine_python):
 
 @each(ROUTERS)
 def test_router_understands_the_launch_line(rendered, router, path, tmp_path):
-    venv = "/opt/sglang/router/current/venv/bin/python"
+    venv = "/opt/sglang/router/environment/venv/bin/python"
     program, *arguments = started(path, tmp_path, "", venv)
     assert program == "/opt/sglang/bin/start_router.py"
     parsed = router(arguments)

@@ -154,6 +154,21 @@ def sglang_intents(
     ]
 
 
+def sglang_recorded(servers: Sequence[Mapping[str, Any]], intents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is recorded of the servers of a release: how they are reached, what starts them and what must run."""
+    keys = ("name", "unit", "url", "side", "arguments", "environment")
+    return [one | {"intent": intent} for one, intent in zip(pick(servers, *keys), intents, strict=True)]
+
+
+def sglang_texts(servers: Sequence[Mapping[str, Any]], texts: Mapping[str, Any], release: str) -> list[dict[str, Any]]:
+    """Return servers with their texts, in which a release's name, made of these texts, is put where it belongs."""
+    named = {
+        name: {kind: text.replace("/releases/@RELEASE@/", f"/releases/{release}/") for kind, text in kinds.items()}
+        for name, kinds in texts.items()
+    }
+    return [{**server, **named[server["name"]]} for server in servers]
+
+
 def launch_words(arguments: Mapping[str, Any]) -> list[list[str]]:
     """Return the words of a launch line, those of each argument in a list of their own.
 
@@ -266,6 +281,8 @@ class FilterModule:
             "url_host": url_host,
             "sglang_ports": sglang_ports,
             "sglang_intents": sglang_intents,
+            "sglang_recorded": sglang_recorded,
+            "sglang_texts": sglang_texts,
             "launch_words": launch_words,
             "pick": pick,
             "sglang_targets": sglang_targets,

@@ -5,7 +5,7 @@
 set -eu
 # A process that another text than the unit's has started says so, and the next run of the playbook restarts it.
 [ "$(sha256sum < "$0" | cut -c 1-64)" = "${OPS_LAUNCH_SHA256:-}" ] || export OPS_CONFIG_SHA256=another-launch-script
-exec /opt/sglang/current/venv/bin/sglang serve \
+exec "${0%/*}/venv/bin/sglang" serve \
   --model-path /var/lib/sglang/models/DeepSeek-V4-Flash-NVFP4 \
   --served-model-name DeepSeek-V4-Flash-NVFP4 \
   --device cuda \

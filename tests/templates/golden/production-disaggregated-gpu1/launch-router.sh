@@ -2,7 +2,7 @@
 # sglang-router.service: starts the router. Written by Ansible; change the inventory, not this file.
 # The line below replaces the shell, so that systemd's main process is the router itself and receives the stop signal.
 set -eu
-exec /opt/sglang/router/current/venv/bin/python /opt/sglang/bin/start_router.py \
+exec /opt/sglang/router/environment/venv/bin/python /opt/sglang/bin/start_router.py \
   --host 0.0.0.0 \
   --port 30001 \
   --prometheus-host 127.0.0.1 \

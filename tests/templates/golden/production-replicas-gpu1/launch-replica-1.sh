@@ -7,7 +7,7 @@ set -eu
 [ "$(sha256sum < "$0" | cut -c 1-64)" = "${OPS_LAUNCH_SHA256:-}" ] || export OPS_CONFIG_SHA256=another-launch-script
 # systemd places the key in a directory that only this service can read; it never appears in a command line.
 set -- --config "$CREDENTIALS_DIRECTORY/engine.yaml" "$@"
-exec /opt/sglang/current/venv/bin/sglang serve \
+exec "${0%/*}/venv/bin/sglang" serve \
   --model-path /var/lib/sglang/models/DeepSeek-V4-Flash-NVFP4 \
   --served-model-name DeepSeek-V4-Flash-NVFP4 \
   --device cuda \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A damaged release is seen, and what is taken out of it is what the next installation brings back."""
+"""A damaged environment is seen, and what is taken out of it is what the next installation brings back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "roles/sglang_venv/files/look_at_release.py"
-spec = importlib.util.spec_from_file_location("look_at_release", PROGRAM)
+PROGRAM = Path(__file__).parents[2] / "roles/sglang_venv/files/look_at_environment.py"
+spec = importlib.util.spec_from_file_location("look_at_environment", PROGRAM)
 program = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(program)
 
@@ -38,7 +38,7 @@ RECORDS = ["complete", "kernels.json"]
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Path:
+def environment(tmp_path: Path) -> Path:
     packages = tmp_path / PACKAGES
     for package, files in FILES.items():
         for name, size in files.items():
@@ -58,22 +58,22 @@ def release(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(release: Path) -> dict:
-    """Run the program as the role does, and name what it would remove below the release."""
-    command = [sys.executable, "-I", "-", str(release)]
+def look(environment: Path) -> dict:
+    """Run the program as the role does, and name what it would remove below the environment."""
+    command = [sys.executable, "-I", "-", str(environment)]
     done = subprocess.run(command, stdin=PROGRAM.open(), capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
-    seen["remove"] = [str(Path(path).relative_to(release)) for path in seen["remove"]]
+    seen["remove"] = [str(Path(path).relative_to(environment)) for path in seen["remove"]]
     return seen
 
 
-def test_a_whole_release(release: Path) -> None:
-    assert look(release) == {"complete": True, "damaged": [], "remove": []}
+def test_a_whole_environment(environment: Path) -> None:
+    assert look(environment) == {"complete": True, "damaged": [], "remove": []}
 
 
-def test_a_release_that_was_not_finished(release: Path) -> None:
-    (release / "complete").unlink()
-    assert look(release) == {"complete": False, "damaged": [], "remove": []}
+def test_an_environment_that_was_not_finished(environment: Path) -> None:
+    (environment / "complete").unlink()
+    assert look(environment) == {"complete": False, "damaged": [], "remove": []}
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_a_release_that_was_not_finished(release: Path) -> None:
         (f"rm -r {PACKAGES}", "the virtual environment: no Python, no pip or no packages", ["venv"]),
     ],
 )
-def test_damage(release: Path, damage: str, said: str, removed: list[str]) -> None:
-    subprocess.run(["sh", "-c", damage], cwd=release, check=True)
-    assert look(release) == {"complete": False, "damaged": [said], "remove": [*removed, *RECORDS]}
+def test_damage(environment: Path, damage: str, said: str, removed: list[str]) -> None:
+    subprocess.run(["sh", "-c", damage], cwd=environment, check=True)
+    assert look(environment) == {"complete": False, "damaged": [said], "remove": [*removed, *RECORDS]}
 
 
-def test_a_file_of_two_packages_is_damaged_for_both(release: Path) -> None:
-    (release / PACKAGES / "share/x").write_text("")
-    assert look(release)["remove"] == [ALPHA, BETA, *RECORDS]
+def test_a_file_of_two_packages_is_damaged_for_both(environment: Path) -> None:
+    (environment / PACKAGES / "share/x").write_text("")
+    assert look(environment)["remove"] == [ALPHA, BETA, *RECORDS]
 
 
 @pytest.mark.parametrize("lock", ["cpu", "cuda", "router"])

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Say whether a release is complete, and what of it is damaged: files of its packages that are gone or cut.
+"""Say whether an environment is complete, and what of it is damaged: files of its packages that are gone or cut.
 
-    look_at_release.py DIRECTORY
+    look_at_environment.py DIRECTORY
 
-Runs under the interpreter that the release was made with. Names and sizes are compared with the packages' own records
-(RECORD), contents are not. Prints a JSON object: `complete`, `damaged` (one sentence for each package) and `remove`,
-the paths without which the next installation brings back what is damaged, and nothing else.
+Runs under the interpreter that the environment was made with. Names and sizes are compared with the packages' own
+records (RECORD), contents are not. Prints a JSON object: `complete`, `damaged` (one sentence for each package) and
+`remove`, the paths without which the next installation brings back what is damaged, and nothing else.
 """
 
 from __future__ import annotations
@@ -85,20 +85,20 @@ def look_at_packages(packages: Path, lock: str) -> tuple[list[str], list[Path]]:
     return damaged + [f"{name}: not installed" for name in sorted(wanted(lock) - installed)], sorted(faults)
 
 
-def look(release: Path) -> dict[str, object]:
-    """Return what there is to say about a release."""
-    if not (release / "complete").exists():
+def look(environment: Path) -> dict[str, object]:
+    """Return what there is to say about an environment."""
+    if not (environment / "complete").exists():
         return {"complete": False, "damaged": [], "remove": []}
-    venv = release / "venv"
+    venv = environment / "venv"
     packages = next(venv.glob("lib/python3*/site-packages"), None)
     if packages and os.access(venv / "bin/python", os.X_OK) and os.access(venv / "bin/pip", os.X_OK):
-        damaged, remove = look_at_packages(packages, (release / "requirements.txt").read_text())
+        damaged, remove = look_at_packages(packages, (environment / "requirements.txt").read_text())
         if any(path.name.startswith("pip-") for path in remove):
             remove = [venv]  # nothing is left to install the rest with
     else:
         damaged, remove = ["the virtual environment: no Python, no pip or no packages"], [venv]
     # Without their records, the packages that are built from the repository are installed again too.
-    remove += [release / "complete", *sorted(release.glob("*.json"))]
+    remove += [environment / "complete", *sorted(environment.glob("*.json"))]
     return {"complete": not damaged, "damaged": damaged, "remove": [str(path) for path in remove] if damaged else []}
 
 

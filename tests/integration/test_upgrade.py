@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""upgrade.yml and rollback.yml on a host that serves: what fails, or is killed, leaves a service that answers.
+
+The tests build on each other, and on those of test_site.py when these ran before.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from site_host import ENGINE, SiteHost
+
+pytestmark = pytest.mark.integration
+UPGRADE, ROLLBACK = "playbooks/upgrade.yml", "playbooks/rollback.yml"
+# Another environment, without our kernels, and another flag.
+OTHER = ["-e", "sglang_kernels_enabled=false", "-e", "sglang_serve_context_length=4096"]
+# The engine's parser takes this, the engine does not.
+SHORTER = {"json-model-override-args": json.dumps({"max_position_embeddings": 2048})}
+BROKEN = [*OTHER, "-e", json.dumps({"sglang_serve_arguments_custom": SHORTER})]
+
+
+@pytest.fixture(scope="module")
+def host(site_host: SiteHost) -> SiteHost:
+    return site_host
+
+
+@pytest.fixture(scope="module")
+def serving(host: SiteHost) -> SiteHost:
+    """A host that site.yml has converged."""
+    if not current(host):
+        host.play("site.yml")
+    return host
+
+
+def current(host: SiteHost) -> str:
+    """Return the name of the release that serves, "" for none."""
+    return host.shell("readlink /opt/sglang/current || true").removeprefix("releases/")
+
+
+def releases(host: SiteHost) -> set[str]:
+    return set(host.shell("ls /opt/sglang/releases").split())
+
+
+def context_length(host: SiteHost) -> int:
+    """Return what the running engine was told."""
+    words = host.shell(f"tr '\\0' '\\n' < /proc/{host.main_pid(ENGINE)}/cmdline").split("\n")
+    return int(words[words.index("--context-length") + 1])
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_converged_host_has_a_proven_release_that_is_left_alone(serving: SiteHost) -> None:
+    before = serving.main_pid(ENGINE), current(serving)
+    assert json.loads(serving.shell("cat /opt/sglang/current/proven"))["start_seconds"] > 0
+    run = serving.play(UPGRADE)
+    assert (run.changed, run.changed_tasks()) == (0, [])
+    assert (serving.main_pid(ENGINE), current(serving)) == before
+
+
+def test_check_mode_says_what_would_differ_and_touches_nothing(serving: SiteHost) -> None:
+    before = serving.main_pid(ENGINE), current(serving), serving.shell("ls /opt/sglang/*")
+    run = serving.play(UPGRADE, "--check", *OTHER)
+    for text in ("--context-length: 8192 -> 4096", "package kernels:", f"restarts {ENGINE}", "as at the last start"):
+        assert text in words(run.output)
+    assert (serving.main_pid(ENGINE), current(serving), serving.shell("ls /opt/sglang/*")) == before
+
+
+@pytest.mark.parametrize("step", ["sglang_venv : Install the engine", f"service_unit : Write {ENGINE}"])
+def test_a_killed_upgrade_leaves_the_service_as_it_was(serving: SiteHost, step: str) -> None:
+    """While the environment is made, and when the link has been switched and the unit not been written."""
+    before = serving.main_pid(ENGINE)
+    serving.play_until(f"TASK [{step}", UPGRADE, *OTHER)
+    assert serving.main_pid(ENGINE) == before
+    assert serving.answers()
+    assert context_length(serving) == 8192
+
+
+def test_the_next_run_upgrades_and_says_from_what_to_what(serving: SiteHost) -> None:
+    serving.play(UPGRADE, *OTHER)
+    assert context_length(serving) == 4096
+    (old,) = releases(serving) - {current(serving)}
+    assert serving.answers()
+    kernels = "ls /opt/sglang/{}/venv/lib/python3*/site-packages | grep -c dsv4 || true"
+    assert serving.shell(kernels.format("current")) == "0"
+    assert serving.shell(kernels.format(f"releases/{old}")) != "0"
+
+
+def test_an_engine_that_does_not_start_is_taken_back(serving: SiteHost) -> None:
+    before = current(serving)
+    run = serving.play(UPGRADE, *BROKEN, status=None)
+    assert run.status != 0
+    last = words(run.output.rpartition("TASK [")[2])
+    for text in (
+        "context_length (4096) is greater than the derived context_length (2048)",
+        "change: sglang_serve_context_length",
+        f"Went back: the release {before} serves again and is proven",
+    ):
+        assert text in last, run.output[-4000:]
+    assert current(serving) == before
+    assert serving.answers()
+    assert context_length(serving) == 4096
+
+
+def test_back_on_demand_and_the_canary_follows(serving: SiteHost) -> None:
+    refused = serving.play(ROLLBACK, "-e", "sglang_serve_release=0.0.0-none", status=None)
+    assert (refused.status != 0, refused.changed) == (True, 0)
+    assert f"on this host: {', '.join(sorted(releases(serving)))}" in words(refused.output)
+    run = serving.play(ROLLBACK)
+    assert "--context-length: 4096 -> 8192" in words(run.output)
+    assert context_length(serving) == 8192
+    assert serving.answers()
+    serving.shell("systemctl start sglang-canary.service")
+    assert serving.shell("systemctl show -P Result sglang-canary.service") == "success"
