@@ -595,6 +595,28 @@ CAUSES: tuple[Cause, ...] = (
         "8192, #new_token_ratio: 0.612 -> 0.843",
         "srt/managers/scheduler.py",
     ),
+    _row(
+        "kernel_disabled",
+        WARNING,
+        r"^dsv4_sm120: kernel \w+ is disabled",
+        "one of our kernels does not work on this GPU; SGLang's own serves in its place, slower",
+        f"{_KERNEL_SWITCHES} in sglang_serve_environment_custom, once it is known why",
+        "journalctl -u {unit} -g dsv4_sm120 --no-pager",
+        "[2026-11-30 12:46:55] dsv4_sm120: kernel decode is disabled, the stock one stays in place: decode, 1 rows, "
+        "16 heads, extra page 64: error 5.00e-02 > 8e-03",
+        "kernels/src/dsv4_sm120/plugin.py",
+    ),
+    _row(
+        "compiled_while_serving",
+        WARNING,
+        r"^Triton kernel '\w+' took [\d.]+ s to compile after serving started",
+        "a kernel was compiled while requests waited; it happens once for each cache of /var/cache/sglang",
+        "none; a new lock file, kernel package or GPU begins with an empty cache",
+        _JOURNAL,
+        "[2026-11-30 12:42:59] Triton kernel 'decode_fwd_kernel' took 1.97 s to compile after serving started. "
+        "Serving-time compilation can stall the engine; pre-compile it during engine init.",
+        "srt/utils/triton_load_watch.py",
+    ),
     # Looks bad, is not.
     _row(
         "benign_nofile",

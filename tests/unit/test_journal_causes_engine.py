@@ -35,6 +35,7 @@ FRAGMENTS = {
     "scheduler_stuck": "watchdog timeout ",
     "health_check_failed": "Health check failed. Server couldn't get a response from detokenizer for last ",
     "request_retracted": "KV cache pool is full. Retract requests. ",
+    "compiled_while_serving": "s to compile after serving started. ",
     "benign_nofile": "Fail to set RLIMIT_NOFILE: {e}",
     "benign_launch_server": "is still supported, but",
     "benign_custom_allreduce": "is disabled because it's not supported on",
