@@ -225,8 +225,6 @@ def do_speed(options: argparse.Namespace, results: Results) -> None:
 
 def time_all(ready: list[Server], history: bool, results: Results) -> None:
     for batch in (1, 16, 64):
-        if history and batch == 64:
-            continue
         found = speed.decode_steps(ready, batch, 64, 3 if history else 5)
         for name, values in found.items():
             put_time(results, f"{name} | short | {batch}", values)

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 
+import requests
 from server import Server
 
 STEPS = 192
@@ -26,14 +27,19 @@ def seconds(server: Server, ids: Sequence[Sequence[int]], new_tokens: int) -> fl
 def decode_steps(servers: Sequence[Server], batch: int, length: int, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of a decode step, name -> one value a round: (all tokens - first token) / steps.
 
-    The first round warms up and is not in the result.
+    The first round warms up and is not in the result, and neither is a server that has failed.
     """
     found: dict[str, list[float]] = {server.variant.name: [] for server in servers}
     for turn in range(rounds + 1):
-        for server in servers:
+        for server in [server for server in servers if server.variant.name in found]:
             ids = prompts(batch, length, turn)
-            first = min(seconds(server, ids, 1) for _ in range(1 if length > 4096 else 2))
-            value = (seconds(server, ids, 1 + STEPS) - first) / STEPS * 1e3
+            try:
+                first = min(seconds(server, ids, 1) for _ in range(1 if length > 4096 else 2))
+                value = (seconds(server, ids, 1 + STEPS) - first) / STEPS * 1e3
+            except requests.RequestException as error:
+                print(f"{server.variant.name}, {batch} x {length}: {error}", flush=True)
+                del found[server.variant.name]
+                continue
             if turn:
                 found[server.variant.name].append(value)
     return found
