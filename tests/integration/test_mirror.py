@@ -132,7 +132,7 @@ def test_it_converges_from_the_mirror_alone_and_a_second_play_meanwhile_is_refus
     printed = ""
     for line in first.stdout:
         printed += line
-        if "TASK [sglang_venv : Create the release directory]" in line:
+        if "TASK [sglang_venv : Create the environment's directory]" in line:
             break
     second = host.play("site.yml", *FROM_MIRROR, status=2)
     printed += first.communicate(timeout=1800)[0]
