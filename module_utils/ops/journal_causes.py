@@ -551,6 +551,16 @@ CAUSES: tuple[Cause, ...] = (
         consequence=True,
     ),
     _row(
+        "stop_timeout",
+        FATAL,
+        r"^\S+\.service: State '(stop|final)-[\w-]+' timed out\. Killing",
+        "the unit hung: it did not stop within TimeoutStopSec, and systemd killed it",
+        "sglang_serve_drain_seconds, where long answers were still running",
+        "systemctl start {unit}",
+        "sglang-unified.service: State 'stop-sigterm' timed out. Killing.",
+        "systemd src/core/service.c",
+    ),
+    _row(
         "start_timeout",
         FATAL,
         r"^\S+\.service: start(-post)? operation timed out",
