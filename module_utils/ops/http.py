@@ -156,6 +156,10 @@ def read_token(token: str | None = None, token_file: str | None = None) -> str |
     return token or None
 
 
+# A hung engine keeps a connection without a word.
+CURL = "curl -sS -m 60"
+
+
 def curl_command(url: str, key_file: str | None = None, *words: str) -> str:
     """A request as a command for a shell on the host.
 
@@ -163,8 +167,9 @@ def curl_command(url: str, key_file: str | None = None, *words: str) -> str:
     line everybody could read it.
     """
     if key_file:
-        return " ".join([f"sed 's/^/Authorization: Bearer /' {shlex.quote(key_file)} | curl -sS -H @-", url, *words])
-    return " ".join(["curl -sS", url, *words])
+        words = ("-H @-", url, *words)
+        return " ".join([f"sed 's/^/Authorization: Bearer /' {shlex.quote(key_file)} |", CURL, *words])
+    return " ".join([CURL, url, *words])
 
 
 def fields_command(url: str, key_file: str | None, names: t.Iterable[str]) -> str:

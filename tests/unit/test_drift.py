@@ -410,7 +410,7 @@ def test_sglang_drift_fails_and_names_the_difference(run_module: RunModule, mach
     assert result["failed"]
     assert "1 of 4 checks failed at http://127.0.0.1" in result["msg"]
     assert "tp_size is 4, wanted 8" in result["msg"]
-    assert f'next command: curl -sS {machine.fake.base_url}/server_info | grep -oE \'"(tp_size)"' in result["msg"]
+    assert f'next command: curl -sS -m 60 {machine.fake.base_url}/server_info | grep -oE \'"(tp_size)"' in result["msg"]
 
 
 def test_sglang_drift_in_check_mode_never_fails(run_module: RunModule, machine: Machine, tmp_path: Path) -> None:

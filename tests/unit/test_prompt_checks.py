@@ -189,7 +189,7 @@ def test_a_closed_port_points_to_the_unit() -> None:
 def test_a_key_is_never_part_of_the_command() -> None:
     command = chat_command("http://h", {"a": "it's"}, "/run/key")
     assert command == (
-        "sed 's/^/Authorization: Bearer /' /run/key | curl -sS -H @- http://h/v1/chat/completions "
+        "sed 's/^/Authorization: Bearer /' /run/key | curl -sS -m 60 -H @- http://h/v1/chat/completions "
         "-H 'Content-Type: application/json' -d '{\"a\": \"it'\"'\"'s\"}'"
     )
     assert chat_command("http://h", {"a": "x" * 2000}) == "journalctl -u 'sglang-*' -n 100 --no-pager"

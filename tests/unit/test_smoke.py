@@ -125,7 +125,7 @@ def test_every_endpoint_has_its_time_in_the_report() -> None:
     with FakeServer("slow_get") as fake:
         row = row_of(full(fake), "server.endpoints")
         assert f"slow: {fake.base_url}/metrics;" in row["cause"]
-        assert row["next_command"].startswith(f"curl -sS {fake.base_url}/metrics -o /dev/null")
+        assert row["next_command"].startswith(f"curl -sS -m 60 {fake.base_url}/metrics -o /dev/null")
 
 
 def test_questions_state_the_times_that_they_are_held_to() -> None:
