@@ -320,7 +320,7 @@ CAUSES: tuple[Cause, ...] = (
         "moe_backend_unsupported",
         FATAL,
         r"[Nn]o Nv[Ff]p4 MoE backend|(Assertion error \([\w./:]+\): )?[Uu]nsupported architecture|"
-        r"(RuntimeError|NotImplementedError|AssertionError): .{0,120}(only supported on|requires) SM100",
+        r"(RuntimeError|ValueError|AssertionError): .{0,120}(only supported on|requires) SM100",
         "a kernel was chosen that this GPU generation does not have",
         "--moe-runner-backend in sglang_serve_arguments_custom",
         _JOURNAL,

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server import Server
+from server import Server, random_ids
 
 NEW_TOKENS = 24
 SCORED = 64
 """Prompt tokens, at the end of a prompt, whose log-probabilities are compared."""
-VOCABULARY = 120_000
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,7 @@ class Prompt:
     lengths: tuple[int, ...]
 
     def ids(self) -> list[list[int]]:
-        source = random.Random(self.name)
-        return [[source.randrange(5, VOCABULARY) for _ in range(length)] for length in self.lengths]
+        return [random_ids(length, f"{self.name} {number}") for number, length in enumerate(self.lengths)]
 
 
 PROMPTS = (

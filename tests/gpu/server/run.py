@@ -29,7 +29,6 @@ import model  # noqa: E402  # after the import path
 import speed  # noqa: E402  # after the import path
 from server import Server, Variant, wait  # noqa: E402  # after the import path
 
-STEPS = ("capacity", "shadow", "correct", "speed")
 KERNELS = ("decode", "indexer", "mhc")
 SEAM = {"DSV4_SEAM_ATTENTION": "sm_120", "SGLANG_SM120_FLASHMLA_BACKEND": "triton"}
 SEAM |= {"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL": "0"}
@@ -117,10 +116,8 @@ def write_plugins(directory: Path) -> Path:
 def describe(server: Server) -> dict[str, Any]:
     """What a server says of itself: start time, the plugin's line, its gauges, the lines on memory, errors."""
     text = server.text()
-    found: dict[str, Any] = {"ready_s": server.ready_s, "lines": [], "marker": None}
     marker = MARKER.search(text)
-    if marker:
-        found["marker"] = json.loads(marker[1])
+    found: dict[str, Any] = {"ready_s": server.ready_s, "marker": json.loads(marker[1]) if marker else None}
     found["lines"] = [line[-400:] for line in text.splitlines() if CAPACITY_LINES.search(line)][-20:]
     if server.ready_s is None:
         found["tail"] = text.splitlines()[-60:]
@@ -275,6 +272,9 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+STEPS = {"capacity": do_capacity, "shadow": do_shadow, "correct": do_correct, "speed": do_speed}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", help=f"of {', '.join(STEPS)}; all without any")
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results = Results(options.out)
     for step in options.steps or STEPS:
-        globals()[f"do_{step}"](options, results)
+        STEPS[step](options, results)
     print((options.out / "results.md").read_text() if (options.out / "results.md").exists() else "nothing found")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
+import random
 import signal
 import subprocess
 import sys
@@ -17,9 +17,12 @@ from typing import Any
 
 import requests
 
-READY = "The server is fired up and ready to roll"
-DYING = re.compile(r"Scheduler hit an exception|Received sigquit from a child|scheduler died during initialization")
-PORTS = ("--port", "--nccl-port")
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "module_utils"))
+
+from ops.journal_causes import FATAL, Finding, classify, root_cause  # after the import path
+from ops.readiness import phase_of  # after the import path
+
+READY = phase_of(["The server is fired up and ready to roll!"])
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ def replaced(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
     for option, value in values.items():
         words[words.index(option) + 1] = value
     return words
+
+
+VOCABULARY = 120_000
+
+
+def random_ids(length: int, seed: int | str) -> list[int]:
+    """Token ids of a prompt, the same for a seed in every run."""
+    source = random.Random(seed)
+    return [source.randrange(5, VOCABULARY) for _ in range(length)]
 
 
 class Server:
@@ -73,13 +85,16 @@ class Server:
         """True once it is ready, False once it is dead or dying, None while it starts."""
         if self.ready_s is not None:
             return True
-        text = self.text()
-        if READY in text:
+        if phase_of(self.text().splitlines()) == READY:
             self.ready_s = time.monotonic() - self.started
             return True
-        if self.process.poll() is not None or DYING.search(text):
-            return False
-        return None
+        cause = self.cause()
+        dying = cause is not None and cause.severity == FATAL
+        return False if dying or self.process.poll() is not None else None
+
+    def cause(self) -> Finding | None:
+        """What the project's own table of causes says of the log."""
+        return root_cause(classify((line, 6) for line in self.text().splitlines()))
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, timeout: float = 300, **options: Any) -> Any:
         """Greedy tokens of ``/generate`` for prompts of token ids; raises ``requests.RequestException``."""
@@ -120,5 +135,6 @@ def wait(servers: Sequence[Server], timeout: float) -> list[Server]:
         time.sleep(1)
     for server in servers:
         state = {True: f"ready after {server.ready_s or 0:.0f} s", False: "DEAD", None: "NOT READY"}[server.look()]
-        print(f"{server.variant.name}: {state}", flush=True)
+        cause = server.cause()
+        print(f"{server.variant.name}: {state}{f'; {cause.cause}: {cause.line}' if cause else ''}", flush=True)
     return [server for server in servers if server.look()]

@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 
 import requests
-from server import Server
+from server import Server, random_ids
 
 STEPS = 192
 
 
-def prompts(batch: int, length: int, seed: int) -> list[list[int]]:
-    source = random.Random(seed)
-    return [[source.randrange(5, 120_000) for _ in range(length)] for _ in range(batch)]
+def prompts(batch: int, length: int, turn: int) -> list[list[int]]:
+    """Another batch for each turn."""
+    return [random_ids(length, f"{turn} {number}") for number in range(batch)]
 
 
 def seconds(server: Server, ids: Sequence[Sequence[int]], new_tokens: int) -> float:
