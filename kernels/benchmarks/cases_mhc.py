@@ -1,4 +1,4 @@
-"""MHC boundaries: ours against SGLang's TileLang kernels and the torch reference, compiled and not.
+"""MHC boundaries: ours against SGLang's kernels and the torch reference, compiled and not.
 
 Each call takes the next of several weights, as the boundaries of a model do, so that a weight is read from memory and
 not from L2. The error is the larger of those of ``post_mix`` and ``comb_mix``, relative to fp64.
@@ -68,10 +68,26 @@ def peers(case: checks.Inputs) -> dict[str, Contender]:
     found: dict[str, Callable] = {"torch": reference}
     if case.x.shape[0] in QUICK_TOKENS[::3]:  # a compilation takes longer than all measurements of a case
         found["torch.compile"] = torch.compile(reference, dynamic=False)
-    stock = optional("sglang.kernels.ops.layernorm.mhc")
-    if stock is not None and optional("tilelang") is not None:
-        found["SGLang TileLang"] = stock.mhc_fused_post_pre
+    found |= stock_peers()
     return {name: contender(fused, case, PEER_TOLERANCE) for name, fused in found.items()}
+
+
+def stock_peers() -> dict[str, Callable]:
+    """SGLang's own: as it is on this GPU, and without DeepGEMM's product, which sm_120 does not have."""
+    stock = optional("sglang.kernels.ops.layernorm.mhc")
+    if stock is None or optional("tilelang") is None:
+        return {}
+    from sglang.srt.environ import envs
+    from sglang.srt.runtime_context import get_parallel
+
+    # A server publishes its group of ranks; a process alone has none.
+    get_parallel().override_permanently(tp_group=None)
+
+    def without_deepgemm(**arguments: object) -> tuple:
+        with envs.SGLANG_OPT_DEEPGEMM_HC_PRENORM.override(False):
+            return stock.mhc_fused_post_pre(**arguments)
+
+    return {"SGLang": stock.mhc_fused_post_pre, "SGLang, TileLang only": without_deepgemm}
 
 
 def replay(case: checks.Inputs) -> None:

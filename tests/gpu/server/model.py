@@ -14,8 +14,12 @@ def compress_ratios(layers: int) -> list[int]:
     return [*[0, 0, *compressed][:layers], 0]
 
 
-def config(layers: int, experts: int) -> dict[str, Any]:
-    """config.json, in FP8 with blocks of 128 x 128 throughout (the real checkpoint's experts are NVFP4)."""
+def config(layers: int, experts: int, heads: int = 64) -> dict[str, Any]:
+    """config.json, in FP8 with blocks of 128 x 128 throughout (the real checkpoint's experts are NVFP4).
+
+    Fewer than DeepSeek-V4-Flash's 64 heads make the attention of one rank of 64 / ``heads``; the indexer's heads
+    are not shared out among ranks.
+    """
     return {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
@@ -35,7 +39,7 @@ def config(layers: int, experts: int) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "use_cache": True,
         # attention
-        "num_attention_heads": 64,
+        "num_attention_heads": heads,
         "num_key_value_heads": 1,
         "head_dim": 512,
         "qk_nope_head_dim": 448,
@@ -43,7 +47,7 @@ def config(layers: int, experts: int) -> dict[str, Any]:
         "v_head_dim": 512,
         "q_lora_rank": 1024,
         "o_lora_rank": 1024,
-        "o_groups": 8,
+        "o_groups": heads // 8,
         "sliding_window": 128,
         "compress_ratios": compress_ratios(layers),
         "index_n_heads": 64,
@@ -85,9 +89,9 @@ def config(layers: int, experts: int) -> dict[str, Any]:
     }
 
 
-def write(directory: Path, layers: int, experts: int) -> Path:
+def write(directory: Path, layers: int, experts: int, heads: int = 64) -> Path:
     """Write the model directory and return it."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config(layers, experts), indent=1), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config(layers, experts, heads), indent=1), encoding="utf-8")
     (directory / "generation_config.json").write_text('{"bos_token_id": 0, "eos_token_id": 1}', encoding="utf-8")
     return directory

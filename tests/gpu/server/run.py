@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernels inside the real server: correctness, then speed, on one GPU.
+"""The kernels inside the real server: correctness, then speed, on one GPU; prefill and decode apart, on two.
 
-    python tests/gpu/server/run.py --launch launch.json --out DIRECTORY [capacity] [correct] [speed]
+    python tests/gpu/server/run.py --launch launch.json --out DIRECTORY [STEP ...]
 
 Needs a GPU and, in this interpreter, SGLang with what its DeepSeek-V4 path needs. launch.json comes from launch.py. The
 model has DeepSeek-V4-Flash's dimensions per layer, few layers and experts, and random weights (seam/). Every result is
@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,9 +26,10 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE))
 
 import compare  # noqa: E402  # after the import path
+import disaggregated  # noqa: E402  # after the import path
 import model  # noqa: E402  # after the import path
 import speed  # noqa: E402  # after the import path
-from server import Server, Variant, wait  # noqa: E402  # after the import path
+from server import Router, Server, Variant, wait  # noqa: E402  # after the import path
 
 KERNELS = ("decode", "indexer", "mhc")
 SEAM = {"DSV4_SEAM_ATTENTION": "sm_120", "SGLANG_SM120_FLASHMLA_BACKEND": "triton"}
@@ -94,23 +96,32 @@ class Results:
         (self.directory / "results.md").write_text(markdown(self.data), encoding="utf-8")
 
 
-def write_plugins(directory: Path) -> Path:
-    """A folder for the import path in which SGLang finds the kernels' plugin and the seam, as after an installation."""
-    sources = {"dsv4_sm120": ROOT / "kernels/src/dsv4_sm120", "dsv4_seam": HERE / "seam/dsv4_seam.py"}
-    shadow = directory / "dsv4_shadow.py"
-    if not shadow.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        shadow.symlink_to(HERE / "seam/dsv4_shadow.py")
+def write_plugins(directory: Path) -> list[Path]:
+    """Folders for the import path in which SGLang finds the tests' plugin and the kernels', as after an installation.
+
+    SGLang loads plugins in the order of the import path: the seam comes first.
+    """
+    sources = {"dsv4_seam": HERE / "seam/dsv4_seam.py", "dsv4_sm120": ROOT / "kernels/src/dsv4_sm120"}
     for name, source in sources.items():
-        info = directory / f"{name}-0.dist-info"
-        info.mkdir(parents=True, exist_ok=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        info = write_metadata(directory / name, name, "0")
         module = "dsv4_sm120.plugin" if name == "dsv4_sm120" else name
         (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {module}:register\n")
-        link = directory / source.name
-        if not link.exists():
-            link.symlink_to(source)
-    return directory
+        link_once(directory / name / source.name, source)
+    link_once(directory / "dsv4_seam/dsv4_shadow.py", HERE / "seam/dsv4_shadow.py")
+    return [directory / name for name in sources]
+
+
+def write_metadata(directory: Path, name: str, version: str) -> Path:
+    """Let a package look installed in a folder of the import path; return the folder of its metadata."""
+    info = directory / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return info
+
+
+def link_once(link: Path, target: Path) -> None:
+    if not link.exists():
+        link.symlink_to(target)
 
 
 def describe(server: Server) -> dict[str, Any]:
@@ -129,10 +140,20 @@ def describe(server: Server) -> dict[str, Any]:
 
 
 def start(variants: Sequence[Variant], options: argparse.Namespace) -> list[Server]:
-    launch = json.loads(options.launch.read_text(encoding="utf-8"))
-    plugins = write_plugins(options.out / "plugins")
-    directory = model.write(options.out / "model", options.layers, options.experts)
-    return [Server(variant, launch, directory, plugins, options.out, slot) for slot, variant in enumerate(variants)]
+    return [start_one(variant, options, slot) for slot, variant in enumerate(variants, options.first_slot)]
+
+
+def start_one(
+    variant: Variant, options: argparse.Namespace, slot: int | None = None, ahead: Sequence[Path] = ()
+) -> Server:
+    """Start a server; the folders ``ahead`` come before the plugins' on its import path."""
+    plugins = [*ahead, *write_plugins(options.out / "plugins")]
+    directory = model.write(options.out / "model", options.layers, options.experts, options.heads)
+    return Server(variant, read_launch(options), directory, plugins, options.out, slot)
+
+
+def read_launch(options: argparse.Namespace) -> dict[str, Any]:
+    return json.loads(options.launch.read_text(encoding="utf-8"))
 
 
 def run_group(step: str, variants: Sequence[Variant], options: argparse.Namespace, results: Results, use: Any) -> None:
@@ -167,6 +188,21 @@ def do_capacity(options: argparse.Namespace, results: Results) -> None:
 def _plain(name: str, value: Any) -> bool:
     wanted = ("token", "mem", "max_running", "context", "page_size", "ratio", "weight", "graph")
     return isinstance(value, (int, float, str, bool, dict)) and any(word in name for word in wanted)
+
+
+def do_refuse(options: argparse.Namespace, results: Results) -> None:
+    """With an SGLang that calls itself by another version the server must end at once and say why."""
+    variant = Variant("wrong_version", "context-8k", switches(*KERNELS))
+    other = options.out / "other_version"
+    write_metadata(other, "sglang", "0.5.22")
+    server = start_one(variant, options, options.first_slot, [other])
+    try:
+        ready, cause = wait([server], 120), server.cause()
+        found = {"ready": bool(ready), "seconds": time.monotonic() - server.started, "status": server.process.poll()}
+        results.put("refuse", variant.name, found | {"cause": cause and f"{cause.cause}: {cause.line}"})
+        results.put("refuse", "tail", server.text().splitlines()[-5:])
+    finally:
+        server.stop()
 
 
 def do_shadow(options: argparse.Namespace, results: Results) -> None:
@@ -237,6 +273,47 @@ def time_all(ready: list[Server], history: bool, results: Results) -> None:
         results.put("prefill", server.variant.name, found)
 
 
+def do_disaggregated(options: argparse.Namespace, results: Results) -> None:
+    """On two GPUs: prefill and decode apart, two replicas, each pair behind a router; all with our kernels."""
+    environment = SEAM | TILELANG | switches(*KERNELS)
+    names = ("replicas replica-0", "replicas replica-1", "disaggregated prefill", "disaggregated decode")
+    variants = {name: Variant(name, name, environment) for name in names}
+    programs: dict[str, Any] = {name: start_one(variant, options) for name, variant in variants.items()}
+
+    def put(name: str, value: Any) -> None:
+        results.put("disaggregated", name, value)
+        print("disaggregated |", name, "|", json.dumps(value)[:600], flush=True)
+
+    try:
+        ready = wait(list(programs.values()), options.start_timeout)
+        for name in names:
+            results.put("servers", name, describe(programs[name]))
+        if len(ready) < len(names):
+            raise RuntimeError("not every server is ready; its log says why")
+        for topology in ("replicas", "disaggregated"):
+            router = programs[f"{topology} router"] = Router(f"{topology} router", read_launch(options), options.out)
+            router.wait(60)
+        unified, router = programs["replicas replica-0"], programs["disaggregated router"]
+        put("equal tokens, two replicas", disaggregated.same_tokens(unified, programs["replicas replica-1"]))
+        put("equal tokens", disaggregated.same_tokens(router, unified))
+        put("too long a prompt", disaggregated.refused(router, 131_100))
+        put(
+            "load",
+            disaggregated.compare_load({name: programs[f"{name} router"] for name in ("replicas", "disaggregated")}),
+        )
+        for name in names[2:]:
+            put(f"metrics of {name}", disaggregated.transfer_metrics(programs[name]))
+        for name in names[:1:-1]:
+            programs[name], found = disaggregated.killed(
+                router, programs[name], lambda name=name: start_one(variants[name], options), options.start_timeout
+            )
+            put(f"killed: {name}", found)
+        put("equal tokens after both", disaggregated.same_tokens(router, unified))
+    finally:
+        for program in programs.values():
+            program.stop()
+
+
 def put_time(results: Results, name: str, values: list[float]) -> None:
     results.put("step_ms", name, values)
     print(name, [round(value, 3) for value in values], flush=True)
@@ -272,28 +349,34 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-STEPS = {"capacity": do_capacity, "shadow": do_shadow, "correct": do_correct, "speed": do_speed}
+STEPS = {"capacity": do_capacity, "refuse": do_refuse, "shadow": do_shadow, "correct": do_correct, "speed": do_speed}
+TWO_GPUS = {"disaggregated": do_disaggregated}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("steps", nargs="*", help=f"of {', '.join(STEPS)}; all without any")
+    parser.add_argument(
+        "steps", nargs="*", help=f"of {', '.join(STEPS)}; all of these without any. On two GPUs: disaggregated"
+    )
     parser.add_argument("--launch", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--experts", type=int, default=32)
+    parser.add_argument("--heads", type=int, default=64, help="attention heads: 64 / TP size of the rank to stand for")
     parser.add_argument("--start-timeout", type=float, default=600)
     parser.add_argument("--together", type=int, default=5, help="servers alive at the same time in the step correct")
+    parser.add_argument("--first-slot", type=int, default=0, help="added to ports: another one for a second run beside")
     parser.add_argument("--only", nargs="*", help="variants of the step correct")
     options = parser.parse_args(argv)
-    unknown = set(options.steps) - set(STEPS)
+    known = STEPS | TWO_GPUS
+    unknown = set(options.steps) - set(known)
     if unknown:
-        parser.error(f"unknown step {', '.join(sorted(unknown))}; known: {', '.join(STEPS)}")
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     results = Results(options.out)
     for step in options.steps or STEPS:
-        STEPS[step](options, results)
+        known[step](options, results)
     print((options.out / "results.md").read_text() if (options.out / "results.md").exists() else "nothing found")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One SGLang server: started from a rendered launch line, watched until it is ready or dead, asked, stopped."""
+"""An SGLang server or router: started from a rendered launch line, watched until ready or dead, asked, stopped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "module_utils"))
 from ops.journal_causes import FATAL, Finding, classify, root_cause  # after the import path
 from ops.readiness import phase_of  # after the import path
 
+START_ROUTER = Path(__file__).resolve().parents[3] / "roles/sglang_router/files/start_router.py"
 READY = phase_of(["The server is fired up and ready to roll!"])
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is run: a host of inventory/, what is set in its environment, and what is added to its launch line."""
+    """What is run: a name of launch.json, what is set in its environment, and what is added to its launch line."""
 
     name: str
     host: str
@@ -43,6 +44,11 @@ def replaced(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return words
 
 
+def greedy(new_tokens: int) -> dict[str, Any]:
+    """Sampling parameters: always as many tokens."""
+    return {"max_new_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
+
+
 VOCABULARY = 120_000
 
 
@@ -52,31 +58,77 @@ def random_ids(length: int, seed: int | str) -> list[int]:
     return [source.randrange(5, VOCABULARY) for _ in range(length)]
 
 
-class Server:
-    """A running server. ``started`` to ``ready_s`` is in seconds; the log is a file."""
+class Program:
+    """A program in a process session of its own, with its log in a file; ``url`` is where it answers."""
 
-    def __init__(
-        self, variant: Variant, launch: Mapping[str, Any], model: Path, plugins: Path, directory: Path, slot: int
-    ) -> None:
-        self.variant = variant
-        self.port = 31000 + slot
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = directory / f"{variant.name}.log"
-        self.ready_s: float | None = None
-        line = launch[variant.host]
-        own = {"--model-path": str(model), "--port": str(self.port), "--nccl-port": str(32000 + slot)}
-        arguments = [*replaced(line["argv"][1:], own), *variant.arguments]
-        path = os.pathsep.join(filter(None, [str(plugins), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | line["environment"] | variant.environment | {"PYTHONPATH": path}
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
+        self.name = name
+        self.url = f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+        self.log = directory / f"{name}.log"
         self.started = time.monotonic()
         with self.log.open("w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sglang.launch_server", *arguments],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, timeout: float = 300, **options: Any) -> Any:
+        """Greedy tokens of ``/generate`` for prompts of token ids; raises ``requests.RequestException``."""
+        body = {"input_ids": [list(ids) for ids in prompts], "sampling_params": greedy(new_tokens), **options}
+        answer = requests.post(f"{self.url}/generate", json=body, timeout=timeout)
+        answer.raise_for_status()
+        return answer.json()
+
+    def get(self, path: str) -> requests.Response:
+        return requests.get(self.url + path, timeout=30)
+
+    def stop(self) -> None:
+        """Kill the whole session: a test's program has nothing to drain."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Router(Program):
+    """The router in front of a topology, as the deployment starts it."""
+
+    def __init__(self, name: str, launch: Mapping[str, Any], directory: Path) -> None:
+        arguments = launch[name]["argv"][1:]
+        super().__init__(name, [sys.executable, str(START_ROUTER), *arguments], {}, directory)
+
+    def wait(self, timeout: float) -> None:
+        """Return once it has servers; ``TimeoutError`` with the end of its log after ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end and self.process.poll() is None:
+            with contextlib.suppress(requests.RequestException):
+                if self.get("/readiness").ok:
+                    return
+            time.sleep(0.5)
+        raise TimeoutError(f"{self.name} is not ready: {self.log.read_text(errors='replace')[-2000:]}")
+
+
+class Server(Program):
+    """A running server. ``ready_s``: seconds since its start. Without a slot it keeps the ports of its launch line."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        launch: Mapping[str, Any],
+        model: Path,
+        plugins: Sequence[Path],
+        directory: Path,
+        slot: int | None = None,
+    ) -> None:
+        self.variant = variant
+        self.ready_s: float | None = None
+        line = launch[variant.host]
+        own = {"--model-path": str(model)}
+        if slot is not None:
+            own |= {"--port": str(31000 + slot), "--nccl-port": str(32000 + slot)}
+        arguments = [*replaced(line["argv"][1:], own), *variant.arguments]
+        path = os.pathsep.join(filter(None, [*map(str, plugins), os.environ.get("PYTHONPATH")]))
+        environment = line["environment"] | variant.environment | {"PYTHONPATH": path}
+        command = [sys.executable, "-m", "sglang.launch_server", *arguments]
+        super().__init__(variant.name, command, environment, directory)
 
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
@@ -96,29 +148,12 @@ class Server:
         """What the project's own table of causes says of the log."""
         return root_cause(classify((line, 6) for line in self.text().splitlines()))
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int, timeout: float = 300, **options: Any) -> Any:
-        """Greedy tokens of ``/generate`` for prompts of token ids; raises ``requests.RequestException``."""
-        sampling = {"max_new_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
-        body = {"input_ids": [list(ids) for ids in prompts], "sampling_params": sampling, **options}
-        answer = requests.post(f"{self.url}/generate", json=body, timeout=timeout)
-        answer.raise_for_status()
-        return answer.json()
-
-    def get(self, path: str) -> requests.Response:
-        return requests.get(self.url + path, timeout=30)
-
     def gpu_memory_mib(self) -> int:
         """GPU memory of the server's processes, as the driver counts it."""
         query = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
         rows = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
         pairs = [tuple(map(int, row.split(","))) for row in rows]
         return sum(used for pid, used in pairs if session(pid) == self.process.pid)
-
-    def stop(self) -> None:
-        """Kill the whole session: a test's server has nothing to drain."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def session(pid: int) -> int | None:
@@ -134,7 +169,9 @@ def wait(servers: Sequence[Server], timeout: float) -> list[Server]:
     while time.monotonic() < end and any(server.look() is None for server in servers):
         time.sleep(1)
     for server in servers:
-        state = {True: f"ready after {server.ready_s or 0:.0f} s", False: "DEAD", None: "NOT READY"}[server.look()]
+        alive = server.look()
+        state = f"ready after {server.ready_s:.0f} s" if server.ready_s is not None else "NOT READY"
+        state = "DEAD" if alive is False else state
         cause = server.cause()
         print(f"{server.variant.name}: {state}{f'; {cause.cause}: {cause.line}' if cause else ''}", flush=True)
     return [server for server in servers if server.look()]

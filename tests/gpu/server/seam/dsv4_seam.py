@@ -28,6 +28,8 @@ SM120_ARGUMENTS = (
     "extra_topk_length",
 )
 FP8_BLOCK = 128
+KERNEL_HEADS = 64
+"""The fewest that FlashMLA takes."""
 LOGIT_SCALE = 4.0
 """Standard deviation of the logits: wide enough that rounding seldom decides which token is the largest."""
 
@@ -45,6 +47,7 @@ def register() -> None:
         for target, hook in dsv4_shadow.HOOKS.items():
             HookRegistry.register(target, hook, HookType.AROUND)
     if os.environ.get("DSV4_SEAM_ATTENTION") != "sm_120":
+        pad_heads(HookRegistry, HookType)
         return
     HookRegistry.register(
         "sglang.kernels.ops.attention.flash_mla_interface.flash_mla_with_kvcache", attention, HookType.AROUND
@@ -54,6 +57,22 @@ def register() -> None:
     plugin.PREPARE["decode"] = lambda model_runner: None
     if os.environ.get("DSV4_SEAM_BREAK") == "decode":
         break_decode()
+
+
+def pad_heads(registry: type, kind: type) -> None:
+    """What SGLang does on this GPU at TP 2 and more, in a server of TP 1 with one rank's heads: 64 for the kernel."""
+    attention = "sglang.srt.models.deepseek_v4.MqaAttentionBase"
+    registry.register(f"{attention}._kernel_num_heads", lambda original, self, tokens: KERNEL_HEADS, kind.AROUND)
+    registry.register(f"{attention}._local_attn_sink", padded_sink, kind.AROUND)
+
+
+def padded_sink(original: Callable, self: object, heads: int | None = None) -> object:
+    """AROUND the attention sink of a layer: [64], zeros behind its heads; made once, before any CUDA graph."""
+    if self._attn_sink_local is None:
+        sink = self.attn_sink.new_zeros(KERNEL_HEADS)
+        sink[: self.attn_sink.numel()] = self.attn_sink
+        self._attn_sink_local, self._attn_sink_local_slice = sink, slice(0, self.attn_sink.numel())
+    return self._attn_sink_local[:heads]
 
 
 def attention(original: Callable, **kwargs: object) -> tuple:

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Prefill and decode on a GPU each behind the router, beside two replicas on the same GPUs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import requests
+from compare import Prompt
+from load import Kind, Load, summary
+from server import Program, Router, Server, random_ids, wait
+
+CHAT = Kind("chat", 256, 128)
+LONG = Kind("long", 30_000, 8)
+CLIENTS = (*[CHAT] * 16, *[LONG] * 2)
+SECONDS = 25
+"""Time under load, twice for each topology, in turn."""
+NEW_TOKENS = 24
+LENGTHS = (16, 600, 3_000, 4_000, 8_000, 8_192, 8_448, 9_000, 12_000, 20_000, 100_000)
+"""Prompts, in tokens: within one prefill chunk of 8,192, at its edges, and beyond."""
+RECOVERED = 15
+"""Seconds that clients go on asking after a killed server is ready again."""
+TRANSFER_METRICS = re.compile(r"^sglang:\w*(?:transfer|bootstrap|prealloc)\w*\{[^\n]*\} [1-9][^\n]*$", re.MULTILINE)
+
+
+def same_tokens(one: Program, other: Program) -> dict[int, int]:
+    """Length of a prompt -> greedy tokens that are equal before the first that differs, of ``NEW_TOKENS``."""
+    found = {}
+    for length in LENGTHS:
+        prompt = Prompt(f"{length}", (length,))
+        answers = [program.generate(prompt.ids(), NEW_TOKENS)[0]["output_ids"] for program in (one, other)]
+        pairs = enumerate(zip(*answers, strict=True))
+        found[length] = next((index for index, (a, b) in pairs if a != b), NEW_TOKENS)
+    return found
+
+
+def refused(program: Program, length: int) -> dict[str, Any]:
+    """Status, seconds and text of the answer to a prompt that is too long."""
+    started = time.monotonic()
+    body = {"input_ids": random_ids(length, "too long"), "sampling_params": {"max_new_tokens": 8}}
+    answer = requests.post(f"{program.url}/generate", json=body, timeout=60)
+    return {"status": answer.status_code, "seconds": time.monotonic() - started, "text": answer.text[:300]}
+
+
+def compare_load(topologies: Mapping[str, Program]) -> dict[str, Any]:
+    """The same clients for each topology, twice in turn: a drift of the machine meets both."""
+    samples: dict[str, list] = {name: [] for name in topologies}
+    for _ in range(2):
+        for name, program in topologies.items():
+            with Load(program.url, CLIENTS) as load:
+                time.sleep(SECONDS)
+            samples[name] += load.samples
+    return {name: summary(those) for name, those in samples.items()}
+
+
+def transfer_metrics(server: Server) -> list[str]:
+    """Lines of its /metrics on the transfer that are not 0."""
+    return [line for line in TRANSFER_METRICS.findall(server.get("/metrics").text) if "_bucket" not in line]
+
+
+def killed(
+    router: Router, server: Server, start: Callable[[], Server], timeout: float
+) -> tuple[Server, dict[str, Any]]:
+    """Kill a server under load and start it again, as systemd would; the new one, and what clients saw."""
+    with Load(router.url, [CHAT] * 16) as load:
+        time.sleep(8)
+        server.stop()
+        at = time.monotonic()
+        again = start()
+        ready = bool(wait([again], timeout))
+        back = time.monotonic()
+        time.sleep(RECOVERED)
+    lost = [one for one in load.samples if one.error]
+    good = [one.started - at for one in load.samples if not one.error and one.started > at]
+    late = [asdict(one) for one in lost if one.started > back + RECOVERED / 2]
+    return again, {
+        "ready_again": ready,
+        "ready_s": back - at,
+        "requests": len(load.samples),
+        "lost": len(lost),
+        "lost_running": sum(one.started < at for one in lost),
+        "slowest_s": max(one.took for one in load.samples),
+        "first_answer_s": min(good, default=None),
+        "lost_long_after": late[:3],
+        "errors": sorted({one.error for one in lost})[:5],
+    }
