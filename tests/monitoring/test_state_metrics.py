@@ -80,6 +80,54 @@ def test_an_engine_that_does_not_listen_is_not_ready(state):
     assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == 0
 
 
+@pytest.fixture
+def units(tmp_path):
+    """Return what is said of a restart, with a unit's hash in its file and its processes' (unit, hash)."""
+    restarts = runpy.run_path(str(PROGRAM))["restart_samples"]
+    engine = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
+
+    def look(wanted: str | None, *processes: tuple[str, str]) -> list[float]:
+        if wanted:
+            (tmp_path / engine["unit"]).write_text(f"[Service]\nEnvironment=OPS_CONFIG_SHA256={wanted}\n")
+        for number, (unit, running) in enumerate(processes):
+            process = tmp_path / "proc" / str(number)
+            process.mkdir(parents=True)
+            (process / "environ").write_bytes(f"HOME=/\0OPS_CONFIG_SHA256={running}\0".encode())
+            (process / "cgroup").write_text(f"1:name=systemd:/\n0::/system.slice/{unit}\n")
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+        return [sample.value for sample in restarts([engine], str(tmp_path), str(tmp_path / "proc"))]
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("wanted", "processes", "told"),
+    [
+        ("new", [("sglang-unified.service", "new"), ("sglang-unified.service", "new")], [0]),
+        ("new", [("sglang-unified.service", "old"), ("prometheus.service", "new")], [1]),
+        # While one is drained, and after somebody's own start of the other.
+        ("new", [("sglang-unified.service", "old"), ("sglang-unified.service", "new")], [1]),
+        ("new", [("prometheus.service", "old")], []),
+        (None, [("sglang-unified.service", "old")], []),
+    ],
+)
+def test_a_restart_that_was_put_off_is_told(units, wanted, processes, told):
+    assert units(wanted, *processes) == told
+
+
+def test_the_configuration_of_a_running_unit_is_read():
+    """Of this process, with the kernel's own files; in a unit or out of one."""
+    running = runpy.run_path(str(PROGRAM))["running_configs"]
+    child = subprocess.Popen(["sleep", "60"], env={"OPS_CONFIG_SHA256": "of-the-child"})
+    try:
+        own = Path(f"/proc/{child.pid}/cgroup").read_text()
+        units = {part for line in own.splitlines() for part in line.split("/") if part.endswith(".service")}
+        assert {unit for unit, seen in running().items() if b"of-the-child" in seen} == units
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_without_a_report_there_is_no_smoke_result(state):
     assert not any(name.startswith("ops_smoke") for name in state())
 

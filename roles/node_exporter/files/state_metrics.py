@@ -4,8 +4,8 @@
 
     state_metrics.py CONFIG.json
 
-It reads the state and trusts no event: whether each engine says that it is ready, what the newest smoke report found,
-how full the directories are that the engine needs. CONFIG.json:
+It reads the state and trusts no event: whether each engine says that it is ready and runs with the configuration that
+its unit has by now, what the newest smoke report found, how full the directories are that the engine needs. CONFIG.json:
 
     {"device": "cuda", "engines": [{"unit": "sglang-unified.service", "role": "unified", "url": "http://127.0.0.1:30001"}],
      "smoke_reports": ["/var/lib/sglang/reports/smoke.json"], "directories": ["/var/cache/sglang"],
@@ -24,11 +24,16 @@ import urllib.error
 import urllib.request
 
 READY_TIMEOUT_S = 5.0
+UNITS = "/etc/systemd/system"
+PROC = "/proc"
+# The hash of a unit's configuration, in the unit and in the environment of what it has started.
+CONFIG = b"OPS_CONFIG_SHA256="
 # Families in the order of the page: name -> help. All are gauges.
 FAMILIES = {
     "ops_state_timestamp_seconds": "When this page was written.",
     "ops_engine_device": "1 for the device that the engines compute on.",
     "ops_engine_ready": "1 when the engine's /ready says 200, 0 when it says anything else or nothing.",
+    "ops_restart_pending": "1 when the unit's processes were started with another configuration than it has by now.",
     "ops_smoke_ok": "1 when every check of the last smoke test passed.",
     "ops_smoke_timestamp_seconds": "When the last smoke test began.",
     "ops_smoke_checks": "Checks of the last smoke test by result.",
@@ -66,6 +71,47 @@ def engine_samples(config: dict) -> list[Sample]:
         for engine in config["engines"]
     ]
     return [Sample("ops_engine_device", {"device": config["device"]}, 1.0), *ready]
+
+
+def wanted_config(unit: str, units: str = UNITS) -> bytes | None:
+    """The hash in a unit's file; None when there is no such file, or no hash in it."""
+    try:
+        with open(os.path.join(units, unit), "rb") as stream:
+            lines = stream.read().splitlines()
+    except OSError:
+        return None
+    start = b"Environment=" + CONFIG
+    return next((line[len(start) :] for line in lines if line.startswith(start)), None)
+
+
+def running_configs(proc: str = PROC) -> dict[str, set[bytes]]:
+    """Unit -> the hashes that its processes were started with, for the processes of this user."""
+    found: dict[str, set[bytes]] = {}
+    for process in os.listdir(proc):
+        try:
+            with open(os.path.join(proc, process, "environ"), "rb") as stream:
+                variables = stream.read().split(b"\0")
+            with open(os.path.join(proc, process, "cgroup"), encoding="utf-8") as stream:
+                units = {part for line in stream for part in line.strip().split("/") if part.endswith(".service")}
+        except OSError:
+            continue  # no process, or not this user's, or it has ended
+        for variable in variables:
+            if variable.startswith(CONFIG):
+                for unit in units:
+                    found.setdefault(unit, set()).add(variable[len(CONFIG) :])
+    return found
+
+
+def restart_samples(engines: t.Sequence[dict], units: str = UNITS, proc: str = PROC) -> list[Sample]:
+    """Whether a restart was put off, or cut short; nothing for a unit that does not run."""
+    running = running_configs(proc)
+    samples = []
+    for engine in engines:
+        wanted, seen = wanted_config(engine["unit"], units), running.get(engine["unit"])
+        if wanted and seen:
+            labels = {"unit": engine["unit"], "role": engine["role"]}
+            samples.append(Sample("ops_restart_pending", labels, float(seen != {wanted})))
+    return samples
 
 
 def read_report(path: str) -> tuple[int, dict] | None:
@@ -144,7 +190,7 @@ def write(path: str, text: str) -> None:
 def collect(config: dict) -> str:
     """Look at everything once and return the page."""
     samples = [Sample("ops_state_timestamp_seconds", {}, float(int(time.time())))]
-    samples += engine_samples(config)
+    samples += engine_samples(config) + restart_samples(config["engines"])
     samples += [sample for path in config["smoke_reports"] for sample in smoke_samples(path)]
     return page(samples + directory_samples(config["directories"]))
 
