@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from site_host import CHECKOUT, ENGINE, SiteHost, eventually
 
 pytestmark = pytest.mark.integration
@@ -118,6 +119,19 @@ def test_every_rule_is_evaluated_without_an_error(busy: SiteHost) -> None:
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
     recorded = {rule["name"] for rule in rules if rule["type"] == "recording"}
     assert {name for name in recorded if not ask(busy, name)} <= set(NOT_RECORDED)
+
+
+def test_labels_stay_within_their_bounds(busy: SiteHost) -> None:
+    """What the engine really exports under load, against what the number of its series is computed from."""
+    most = yaml.safe_load((CHECKOUT / "tests/monitoring/metrics/cardinality.yml").read_text())
+    (kept,) = ask(busy, 'max(scrape_samples_post_metric_relabeling{job="sglang"})')
+    assert int(kept["value"][1]) <= most["series_of_an_engine"]
+    for label, values in most["labels"].items():
+        families = f'count by (__name__) (count by (__name__, {label}) ({{job="sglang", {label}!=""}}))'
+        assert {one["metric"]["__name__"]: one["value"][1] for one in ask(busy, f"{families} > {values}")} == {}, label
+    # Of a histogram that no client's choice divides.
+    buckets = 'max(count by (__name__, is_streaming, stage) ({job="sglang", __name__=~".+_bucket"}))'
+    assert int(ask(busy, buckets)[0]["value"][1]) + 2 <= most["histogram"]  # and sum and count
 
 
 def test_load_sets_no_alert_off(busy: SiteHost) -> None:
