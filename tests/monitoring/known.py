@@ -53,7 +53,7 @@ def state_metrics() -> dict[str, Metric]:
     """Return the families of the host's state page."""
     families = runpy.run_path(str(ROOT / "roles/node_exporter/files/state_metrics.py"))["FAMILIES"]
     return {
-        name: Metric("gauge", frozenset({"unit", "role", "device", "model", "report", "result", "path"}))
+        name: Metric("gauge", frozenset({"unit", "role", "device", "model", "report", "result", "path", "release"}))
         for name in families
     }
 

@@ -51,6 +51,7 @@ def state(tmp_path):
         config = {
             "device": "cpu",
             "engines": engines or [],
+            "release": str(tmp_path / "current"),
             "smoke_reports": [str(tmp_path / "smoke.json"), str(tmp_path / "canary.json")],
         }
         text = collect({**config, "directories": [], **more})
@@ -78,6 +79,24 @@ def test_a_router_is_asked_elsewhere(state, engine):
 def test_an_engine_that_does_not_listen_is_not_ready(state):
     one = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
     assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == 0
+
+
+def test_the_release_that_serves_is_told(state, tmp_path):
+    assert not any(name.startswith("ops_release") for name in state())
+    packages = tmp_path / "releases/0.5.23-abc/venv/lib/python3.11/site-packages"
+    for name in ("sglang-0.5.23", "sglang_router-0.3.2", "dsv4_sm120-1.0.0"):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("releases/0.5.23-abc")
+    assert state()['ops_release_info{release="0.5.23-abc",sglang="0.5.23",kernels="1.0.0"}'] == 1
+
+
+def test_the_configuration_of_a_unit_is_told(tmp_path):
+    configs = runpy.run_path(str(PROGRAM))["config_samples"]
+    engine = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
+    assert configs([engine], str(tmp_path)) == []
+    (tmp_path / engine["unit"]).write_text("[Service]\nEnvironment=OPS_CONFIG_SHA256=0123456789abcdef\n")
+    (sample,) = configs([engine], str(tmp_path))
+    assert sample.labels == {"unit": "sglang-unified.service", "role": "unified", "config": "0123456789ab"}
 
 
 @pytest.fixture
@@ -197,7 +216,13 @@ def test_labels_are_escaped():
 
 def test_promtool_takes_the_page_of_the_running_program(promtool, tmp_path, engine):
     output = tmp_path / "state.prom"
-    config = {"device": "cuda", "smoke_reports": ["/no/such"], "directories": ["/"], "output": str(output)}
+    config = {
+        "device": "cuda",
+        "release": "/no/such",
+        "smoke_reports": ["/no/such"],
+        "directories": ["/"],
+        "output": str(output),
+    }
     config |= {"engines": [{"unit": "u", "role": "unified", "url": engine.url}], "interval_seconds": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     program = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "config.json"])
