@@ -20,7 +20,9 @@ options:
     type: path
     required: true
   manifest:
-    description: The manifest, C({"files": {NAME: {"size": BYTES, "sha256": HEX}}}).
+    description:
+      - The manifest, a dictionary with the key C(files). It has the name of each file, and for each its C(size) in
+        bytes and its C(sha256) in hexadecimal digits.
     type: dict
     required: true
   url:

@@ -55,7 +55,8 @@ def files_of(manifest: t.Any) -> list[File]:
         size, sha256 = (entry.get(key) if isinstance(entry, dict) else None for key in ("size", "sha256"))
         if not _NAME.fullmatch(name) or name.endswith(PART):
             raise ModelFilesError(f"the manifest has the file {name!r}; wanted: a name below the model's directory")
-        if type(size) is not int or size < 0 or not re.fullmatch("[0-9a-f]{64}", str(sha256)):
+        is_size = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+        if not is_size or not re.fullmatch("[0-9a-f]{64}", str(sha256)):
             raise ModelFilesError(f"the manifest has {entry!r} for {name}; wanted: size in bytes and sha256")
         files.append(File(name, size, sha256))
     return files
@@ -268,8 +269,8 @@ class Store:
 
 def main() -> None:
     if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
-        sys.exit(__doc__)
-    print(json.dumps(describe(sys.argv[1]), indent=2))
+        raise SystemExit(__doc__)
+    sys.stdout.write(json.dumps(describe(sys.argv[1]), indent=2) + "\n")
 
 
 if __name__ == "__main__":

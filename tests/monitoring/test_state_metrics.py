@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def test_an_engine_that_does_not_listen_is_not_ready(state):
 def test_the_release_that_serves_is_told(state, tmp_path):
     assert not any(name.startswith("ops_release") for name in state())
     packages = tmp_path / "releases/0.5.23-abc/venv/lib/python3.11/site-packages"
-    for name in ("sglang-0.5.23", "sglang_router-0.3.2", "dsv4_sm120-1.0.0"):
+    kernels = tomllib.loads((ROOT / "kernels/pyproject.toml").read_text())["project"]["name"].replace("-", "_")
+    for name in ("sglang-0.5.23", "sglang_router-0.3.2", f"{kernels}-1.0.0"):
         (packages / f"{name}.dist-info").mkdir(parents=True)
     (tmp_path / "current").symlink_to("releases/0.5.23-abc")
     assert state()['ops_release_info{release="0.5.23-abc",sglang="0.5.23",kernels="1.0.0"}'] == 1

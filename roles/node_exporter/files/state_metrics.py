@@ -27,6 +27,8 @@ import urllib.request
 READY_TIMEOUT_S = 5.0
 UNITS = "/etc/systemd/system"
 PROC = "/proc"
+# The package of our kernels, as it is called when it is installed.
+KERNELS = "sglang_dsv4_sm120"
 # The hash of a unit's configuration, in the unit and in the environment of what it has started.
 CONFIG = b"OPS_CONFIG_SHA256="
 # Families in the order of the page: name -> help. All are gauges.
@@ -112,7 +114,7 @@ def release_samples(link: str) -> list[Sample]:
         return []
     packages = glob.glob(os.path.join(release, "venv", "lib", "python3*", "site-packages", "*.dist-info"))
     versions = dict(os.path.basename(path)[: -len(".dist-info")].split("-", 1) for path in packages)
-    labels = {"sglang": versions.get("sglang", ""), "kernels": versions.get("dsv4_sm120", "")}
+    labels = {"sglang": versions.get("sglang", ""), "kernels": versions.get(KERNELS, "")}
     return [Sample("ops_release_info", {"release": os.path.basename(release), **labels}, 1.0)]
 
 
