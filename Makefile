@@ -28,10 +28,10 @@ unit: ## Unit, template, policy and kernel tests only
 integration: ## Tests on lab hosts only
 	$(PYTHON) tools/test integration
 
-dashboard: ## Show the dashboard as a live page (needs Node 20 with npm, which fetches 500 MB of packages at first)
+dashboard: ## Show the dashboard as a live page (npm fetches 500 MB of packages at first, Node 22 is a wheel where there is none)
 	dashboard/run
 
-dashboard-shot: ## Draw the dashboard of the lab and check every panel (needs Node 20 and Chromium)
+dashboard-shot: ## Draw the dashboard of the lab and check every panel (as make dashboard; needs Chromium)
 	dashboard/run docs/dashboard.png
 
 bench: ## Time the converge and write docs/performance.md

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 VENV = REPOSITORY / ".venv"
@@ -87,18 +88,21 @@ class Steps:
         print(f"{'all':<45} {minutes(time.monotonic() - self.started):>7}", flush=True)
 
 
-def machine_packages() -> list[str]:
-    """Return the Debian packages that the lab and the virtual environment need and this machine lacks."""
+def machine_packages(more: Mapping[str, str]) -> list[str]:
+    """Return the Debian packages that the lab and the virtual environment need and this machine lacks.
+
+    more: program -> package, of further ones.
+    """
     sys.path.insert(0, str(REPOSITORY / "lab"))
     from hostlab.machine import PACKAGE_OF
 
-    missing = {package for tool, package in PACKAGE_OF.items() if not shutil.which(tool)}
+    missing = {package for tool, package in {**PACKAGE_OF, **more}.items() if not shutil.which(tool)}
     return sorted(missing if importlib.util.find_spec("ensurepip") else missing | {"python3-venv"})
 
 
-def install_packages() -> None:
+def install_packages(more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Install missing Debian packages as root on Debian; else say what is missing."""
-    missing = machine_packages()
+    missing = machine_packages(more)
     if not missing:
         return
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]

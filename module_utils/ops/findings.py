@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "host.init": (ERROR, "process 1 is not systemd"),
     "host.python": (ERROR, "no interpreter for the engine's environment"),
     "host.port": (ERROR, "somebody else holds a port"),
+    "host.port_range": (WARNING, "a port is among those of outgoing connections"),
     "host.disk": (ERROR, "too little free disk space"),
     "host.memory": (ERROR, "too little available memory"),
     "host.file": (ERROR, "a file is missing"),

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 from .engine_checks import check_engine, host_cache_gib
 from .findings import Finding, Unchecked, found
 from .gpu_checks import check_gpus
-from .host import SECONDS, Host
+from .gpu_facts import cpu_list
+from .host import SECONDS, Host, number
 from .system_checks import check_limits, check_settings
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
@@ -93,6 +94,23 @@ def existing_parent(path: str) -> str:
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
+
+
+def check_port_range(host: Host, ports: Iterable[int]) -> list[Finding]:
+    """No port of ours may be one that the kernel gives to outgoing connections: it would be taken now and then."""
+    bounds = [number(text) for text in host.read("/proc/sys/net/ipv4/ip_local_port_range").split()]
+    if len(bounds) != 2 or None in bounds:
+        return []
+    reserved = cpu_list(host.read("/proc/sys/net/ipv4/ip_local_reserved_ports"))
+    inside = sorted({port for port in ports if bounds[0] <= port <= bounds[1]} - set(reserved))
+    if not inside:
+        return []
+    seen = (
+        f"ports {', '.join(map(str, inside))} are among those of outgoing connections, {bounds[0]:g} to {bounds[1]:g}"
+    )
+    keep = ",".join(map(str, sorted({*reserved, *inside})))
+    fix = f"sysctl -w net.ipv4.ip_local_reserved_ports={keep} (gpu_host_sysctl keeps it)"
+    return [found("host.port_range", seen, "ports outside of it, or reserved", fix)]
 
 
 def check_disk(host: Host, path: str, need_gib: float, variable: str) -> list[Finding]:
@@ -190,8 +208,10 @@ def check_host(
     findings = check_system(host)
     if python:
         findings += check_python(host, **python)
+    ports = list(ports)
     for port in ports:
         findings += check_port(host, **port)
+    findings += check_port_range(host, [int(port["port"]) for port in ports])
     for disk in disks:
         findings += check_disk(host, **disk)
     if memory:

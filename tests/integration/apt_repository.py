@@ -53,15 +53,15 @@ class Repository:
         directory.mkdir()
 
     def add(self, name: str, version: str, depends: str = "", files: dict[str, str] | None = None) -> None:
-        """Build a package of these files; a file in a bin directory can be run."""
+        """Build a package of these files; a file in a bin directory can be run, and so can a script in /DEBIAN."""
         with tempfile.TemporaryDirectory() as tree:
             for path, text in (files or {}).items():
                 file = Path(tree) / path.lstrip("/")
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(text)
-                file.chmod(0o755 if file.parent.name == "bin" else 0o644)
+                file.chmod(0o755 if file.parent.name in ("bin", "DEBIAN") else 0o644)
             control = Path(tree) / "DEBIAN/control"
-            control.parent.mkdir()
+            control.parent.mkdir(exist_ok=True)
             control.write_text(
                 f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests <tests@example>\n"
                 + (f"Depends: {depends}\n" if depends else "")

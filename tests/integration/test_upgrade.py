@@ -111,6 +111,8 @@ def test_back_on_demand_and_the_canary_follows(serving: SiteHost) -> None:
     run = serving.play(ROLLBACK)
     assert "--context-length: 4096 -> 8192" in words(run.output)
     assert context_length(serving) == 8192
+    planned = "grep -h ^ops_memory_plan_planned.*context_len /var/lib/sglang/metrics/memory-plan-*.prom"
+    assert serving.shell(planned).endswith(" 8192")
     assert serving.answers()
     serving.shell("systemctl start sglang-canary.service")
     assert serving.shell("systemctl show -P Result sglang-canary.service") == "success"

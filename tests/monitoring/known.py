@@ -53,7 +53,7 @@ def state_metrics() -> dict[str, Metric]:
     """Return the families of the host's state page."""
     families = runpy.run_path(str(ROOT / "roles/node_exporter/files/state_metrics.py"))["FAMILIES"]
     return {
-        name: Metric("gauge", frozenset({"unit", "role", "device", "model", "report", "result", "path"}))
+        name: Metric("gauge", frozenset({"unit", "role", "device", "model", "report", "result", "path", "release"}))
         for name in families
     }
 
@@ -88,7 +88,7 @@ def recording_rules() -> dict[str, Metric]:
 def everything() -> dict[str, Metric]:
     """Return name -> metric, for whatever a rule or panel may use."""
     found = recorded("sglang-0.5.23.tsv") | recorded("node-exporter-1.5.0.tsv")
-    found |= recorded("alertmanager-0.25.0.tsv")
+    found |= recorded("alertmanager-0.25.0.tsv") | recorded("sglang-router-0.3.2.tsv")
     found |= kernel_metrics() | state_metrics() | gpu_metrics() | plan_metrics() | recording_rules()
     return found | {name: Metric("gauge", frozenset(labels)) for name, labels in BUILT_IN.items()}
 

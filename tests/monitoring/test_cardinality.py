@@ -56,6 +56,37 @@ def test_no_histogram_that_is_looked_at_has_more_buckets():
     assert max(map(len, bounds.values())) + 3 <= MOST["histogram"]
 
 
+# Label -> what in SGLang's source makes one value of it: (file or directory, pattern).
+SOURCES = {
+    "cache_source": ("observability/metrics_collector.py", r'(?:report_cache_source\(|"cache_source": )"\w+"'),
+    "category": ("observability/scheduler_stage_metrics.py", r"^SCHEDULER_STAGE_(?!CATEGORIES)\w+ = "),
+    "component": (".", r'start_cpu_monitor_thread\("\w+"\)'),
+    "context": (".", r"^\s*@time_startup_latency\b"),
+    "forward_overlap": ("observability/scheduler_stage_metrics.py", r'^FORWARD_OVERLAP_\w+ = "'),
+    "name": (".", r"^\s*@time_func_latency\b"),
+    "source": ("managers/scheduler_components/weight_updater.py", r'_observe_weight_load\("\w+"\)'),
+    "stage": ("observability/req_time_stats.py", r"metrics_is_observed=True"),
+}
+
+
+@pytest.fixture(scope="module")
+def sources(engine_python) -> Path:
+    """The directory of the installed engine's source."""
+    (found,) = Path(engine_python).parents[1].glob("lib/python3*/site-packages/sglang/srt")
+    return found
+
+
+@pytest.mark.parametrize("label", SOURCES)
+def test_the_installed_engine_has_no_more_values(sources, label):
+    where, pattern = SOURCES[label]
+    files = [sources / where] if where.endswith(".py") else sorted(sources.rglob("*.py"))
+    # A decorator in the text of its own module is an example.
+    texts = [path.read_text() for path in files if path.name not in ("startup_func_log_and_timer.py", "func_timer.py")]
+    count = sum(len(re.findall(pattern, text, re.MULTILINE)) for text in texts)
+    assert count <= MOST["labels"][label]
+    assert count or label in ("name", "context"), "the source is written otherwise now"
+
+
 def test_what_is_off_stays_off():
     scripts = [path.read_text() for path in GOLDEN.glob("*/launch-*.sh")]
     arguments = [*MOST["features"], "enable-metrics-for-all-schedulers"]

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import generate
+import promql
 import pytest
 import yaml
 
@@ -96,10 +97,66 @@ def test_each_job_has_an_alert_for_its_absence(job):
     assert [rule["alert"] for rule in ALERTS if absent.search(rule["expr"])]
 
 
+# Which alert tells that what an alert looks at is not there. A pattern of the raw metrics: (the alert, what its
+# expression must say), or why there is none.
+GUARDS: dict[str, tuple[str, str] | str] = {
+    r"up": ("SGLangTargetAbsent", 'absent(up{job="sglang"})'),
+    r"sglang:num_(transfer|bootstrap)_failed.*": ("SGLangPDRoleAbsent", 'up{job="sglang",role="prefill"}'),
+    r"sglang:.*": ("SGLangMetricsAbsent", "unless on (job, instance, role) instance:sglang_pool_tokens:sum"),
+    r"dsv4_sm120_.*": ("SGLangKernelStateAbsent", "unless on (job, instance, role) dsv4_sm120_kernel_active"),
+    r"smg_.*": ("SGLangRouterMetricsAbsent", "unless on () smg_worker_health"),
+    r"gpu_.*": ("GpuExporterAbsent", 'absent(up{job="gpu"})'),
+    r"node_systemd_.*": ("NodeUnitStateAbsent", "unless on (job, instance) node_systemd_unit_state"),
+    r"ops_smoke_.*": ("SGLangSmokeAbsent", "absent(ops_smoke_ok)"),
+    r"ops_memory_plan_.*": ("SGLangMemoryPlanAbsent", "absent(ops_memory_plan_pool_tokens"),
+    r"ops_.*": ("HostStateAbsent", "absent(ops_state_timestamp_seconds)"),
+    r"alertmanager_.*": "without an Alertmanager nobody could be told, and a host without one is a choice",
+}
+
+
+def raw(expr: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Return the exported metrics that an expression comes from, through the recording rules."""
+    recorded = {}
+    for rule in RULES:
+        if "record" in rule:
+            recorded.setdefault(rule["record"], []).append(rule["expr"])
+    found = set()
+    for selector in promql.selectors(expr):
+        name = selector.name.split("(")[0] if "|" in selector.name else selector.name
+        sources = recorded.get(name, []) if name not in seen else []
+        found |= {one for source in sources for one in raw(source, seen | {name})} if sources else {name}
+    return found
+
+
+@each_alert
+def test_what_an_alert_looks_at_has_an_alert_for_its_absence(rule):
+    """An alert whose metric is gone is silent for ever: each says by which other alert that is told."""
+    expressions = {one["alert"]: " ".join(one["expr"].split()) for one in ALERTS}
+    metrics = raw(rule["expr"])
+    assert metrics
+    for name in metrics:
+        guard = next(guard for pattern, guard in GUARDS.items() if re.fullmatch(pattern, name))
+        if not isinstance(guard, str):
+            alert, says = guard
+            assert says in expressions[alert], f"{rule['alert']}: {name}"
+
+
+def test_every_guard_guards_something():
+    metrics = {name for rule in ALERTS for name in raw(rule["expr"])}
+    found = {next(pattern for pattern in GUARDS if re.fullmatch(pattern, name)) for name in metrics}
+    assert found == set(GUARDS)
+
+
 def test_a_restart_pages_nobody():
     """Alerts that a plain restart sets off wait for longer than one takes."""
     patience = minutes(generate.load_thresholds()["restart_duration"])
-    causes = ("SGLangTargetDown", "SGLangTargetAbsent", "SGLangMetricsAbsent", "SGLangNotReady")
+    causes = (
+        "SGLangTargetDown",
+        "SGLangRouterServerOut",
+        "SGLangTargetAbsent",
+        "SGLangMetricsAbsent",
+        "SGLangNotReady",
+    )
     assert {rule["alert"]: minutes(rule["for"]) for rule in ALERTS if rule["alert"] in causes} == dict.fromkeys(
         causes, patience
     )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def state(tmp_path):
         config = {
             "device": "cpu",
             "engines": engines or [],
+            "release": str(tmp_path / "current"),
             "smoke_reports": [str(tmp_path / "smoke.json"), str(tmp_path / "canary.json")],
         }
         text = collect({**config, "directories": [], **more})
@@ -78,6 +80,73 @@ def test_a_router_is_asked_elsewhere(state, engine):
 def test_an_engine_that_does_not_listen_is_not_ready(state):
     one = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
     assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == 0
+
+
+def test_the_release_that_serves_is_told(state, tmp_path):
+    assert not any(name.startswith("ops_release") for name in state())
+    packages = tmp_path / "releases/0.5.23-abc/venv/lib/python3.11/site-packages"
+    kernels = tomllib.loads((ROOT / "kernels/pyproject.toml").read_text())["project"]["name"].replace("-", "_")
+    for name in ("sglang-0.5.23", "sglang_router-0.3.2", f"{kernels}-1.0.0"):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("releases/0.5.23-abc")
+    assert state()['ops_release_info{release="0.5.23-abc",sglang="0.5.23",kernels="1.0.0"}'] == 1
+
+
+def test_the_configuration_of_a_unit_is_told(tmp_path):
+    configs = runpy.run_path(str(PROGRAM))["config_samples"]
+    engine = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
+    assert configs([engine], str(tmp_path)) == []
+    (tmp_path / engine["unit"]).write_text("[Service]\nEnvironment=OPS_CONFIG_SHA256=0123456789abcdef\n")
+    (sample,) = configs([engine], str(tmp_path))
+    assert sample.labels == {"unit": "sglang-unified.service", "role": "unified", "config": "0123456789ab"}
+
+
+@pytest.fixture
+def units(tmp_path):
+    """Return what is said of a restart, with a unit's hash in its file and its processes' (unit, hash)."""
+    restarts = runpy.run_path(str(PROGRAM))["restart_samples"]
+    engine = {"unit": "sglang-unified.service", "role": "unified", "url": NOBODY}
+
+    def look(wanted: str | None, *processes: tuple[str, str]) -> list[float]:
+        if wanted:
+            (tmp_path / engine["unit"]).write_text(f"[Service]\nEnvironment=OPS_CONFIG_SHA256={wanted}\n")
+        for number, (unit, running) in enumerate(processes):
+            process = tmp_path / "proc" / str(number)
+            process.mkdir(parents=True)
+            (process / "environ").write_bytes(f"HOME=/\0OPS_CONFIG_SHA256={running}\0".encode())
+            (process / "cgroup").write_text(f"1:name=systemd:/\n0::/system.slice/{unit}\n")
+        (tmp_path / "proc" / "self").mkdir(parents=True)
+        return [sample.value for sample in restarts([engine], str(tmp_path), str(tmp_path / "proc"))]
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("wanted", "processes", "told"),
+    [
+        ("new", [("sglang-unified.service", "new"), ("sglang-unified.service", "new")], [0]),
+        ("new", [("sglang-unified.service", "old"), ("prometheus.service", "new")], [1]),
+        # While one is drained, and after somebody's own start of the other.
+        ("new", [("sglang-unified.service", "old"), ("sglang-unified.service", "new")], [1]),
+        ("new", [("prometheus.service", "old")], []),
+        (None, [("sglang-unified.service", "old")], []),
+    ],
+)
+def test_a_restart_that_was_put_off_is_told(units, wanted, processes, told):
+    assert units(wanted, *processes) == told
+
+
+def test_the_configuration_of_a_running_unit_is_read():
+    """Of this process, with the kernel's own files; in a unit or out of one."""
+    running = runpy.run_path(str(PROGRAM))["running_configs"]
+    child = subprocess.Popen(["sleep", "60"], env={"OPS_CONFIG_SHA256": "of-the-child"})
+    try:
+        own = Path(f"/proc/{child.pid}/cgroup").read_text()
+        units = {part for line in own.splitlines() for part in line.split("/") if part.endswith(".service")}
+        assert {unit for unit, seen in running().items() if b"of-the-child" in seen} == units
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_without_a_report_there_is_no_smoke_result(state):
@@ -149,7 +218,13 @@ def test_labels_are_escaped():
 
 def test_promtool_takes_the_page_of_the_running_program(promtool, tmp_path, engine):
     output = tmp_path / "state.prom"
-    config = {"device": "cuda", "smoke_reports": ["/no/such"], "directories": ["/"], "output": str(output)}
+    config = {
+        "device": "cuda",
+        "release": "/no/such",
+        "smoke_reports": ["/no/such"],
+        "directories": ["/"],
+        "output": str(output),
+    }
     config |= {"engines": [{"unit": "u", "role": "unified", "url": engine.url}], "interval_seconds": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     program = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "config.json"])

@@ -96,6 +96,18 @@ VALUES = {
     ),
     "releases": ({"sglang_venv_root": "/usr/lib"}, "sglang_venv_root is '/usr/lib'; wanted: a directory that is not"),
     "models": ({"model_store_root": "/var/lib"}, "model_store_root is '/var/lib'; wanted: a directory that is not"),
+    "undescribed": (
+        {"model_store_url": "http://mirror.example/m"},
+        "model_store_url is 'http://mirror.example/m' and model_store_manifest is empty; wanted: the manifest",
+    ),
+    "password": (
+        {"model_store_url": "http://me:1234567890@mirror.example", "model_store_manifest": "/dev/null"},
+        "model_store_url is no http://HOST/PATH, or has a password",
+    ),
+    "manifest": (
+        {"model_store_manifest": "/none.json"},
+        "model_store_manifest is '/none.json'; wanted: a file on the control node",
+    ),
     "name": ({"sglang_serve_served_model_name": "a\n"}, "sglang_serve_served_model_name is 'a"),
     "quoted_name": ({"sglang_serve_served_model_name": 'a "b"'}, "wanted: letters, digits and . _ / @ + -"),
     "adapter": ({"sglang_serve_served_model_name": "model:adapter"}, "is 'model:adapter'; wanted: letters, digits"),

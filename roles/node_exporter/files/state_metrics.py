@@ -4,17 +4,18 @@
 
     state_metrics.py CONFIG.json
 
-It reads the state and trusts no event: whether each engine says that it is ready, what the newest smoke report found,
-how full the directories are that the engine needs. CONFIG.json:
+It reads the state and trusts no event: which release serves, whether each engine says that it is ready and runs with
+the configuration that its unit has by now, what the newest smoke report found, how full directories are. CONFIG.json:
 
     {"device": "cuda", "engines": [{"unit": "sglang-unified.service", "role": "unified", "url": "http://127.0.0.1:30001"}],
-     "smoke_reports": ["/var/lib/sglang/reports/smoke.json"], "directories": ["/var/cache/sglang"],
-     "output": "/var/lib/sglang/metrics/state.prom", "interval_seconds": 15}
+     "release": "/opt/sglang/current", "smoke_reports": ["/var/lib/sglang/reports/smoke.json"],
+     "directories": ["/var/cache/sglang"], "output": "/var/lib/sglang/metrics/state.prom", "interval_seconds": 15}
 """
 
 from __future__ import annotations
 
 import calendar
+import glob
 import json
 import os
 import sys
@@ -24,11 +25,20 @@ import urllib.error
 import urllib.request
 
 READY_TIMEOUT_S = 5.0
+UNITS = "/etc/systemd/system"
+PROC = "/proc"
+# The package of our kernels, as it is called when it is installed.
+KERNELS = "sglang_dsv4_sm120"
+# The hash of a unit's configuration, in the unit and in the environment of what it has started.
+CONFIG = b"OPS_CONFIG_SHA256="
 # Families in the order of the page: name -> help. All are gauges.
 FAMILIES = {
     "ops_state_timestamp_seconds": "When this page was written.",
     "ops_engine_device": "1 for the device that the engines compute on.",
     "ops_engine_ready": "1 when the engine's /ready says 200, 0 when it says anything else or nothing.",
+    "ops_release_info": "1 for the release that serves, with the versions of the engine and of our kernels in it.",
+    "ops_unit_config_info": "1 for the configuration that a unit has by now, as the start of its sha256.",
+    "ops_restart_pending": "1 when the unit's processes were started with another configuration than it has by now.",
     "ops_smoke_ok": "1 when every check of the last smoke test passed.",
     "ops_smoke_timestamp_seconds": "When the last smoke test began.",
     "ops_smoke_checks": "Checks of the last smoke test by result.",
@@ -66,6 +76,70 @@ def engine_samples(config: dict) -> list[Sample]:
         for engine in config["engines"]
     ]
     return [Sample("ops_engine_device", {"device": config["device"]}, 1.0), *ready]
+
+
+def wanted_config(unit: str, units: str = UNITS) -> bytes | None:
+    """The hash in a unit's file; None when there is no such file, or no hash in it."""
+    try:
+        with open(os.path.join(units, unit), "rb") as stream:
+            lines = stream.read().splitlines()
+    except OSError:
+        return None
+    start = b"Environment=" + CONFIG
+    return next((line[len(start) :] for line in lines if line.startswith(start)), None)
+
+
+def running_configs(proc: str = PROC) -> dict[str, set[bytes]]:
+    """Unit -> the hashes that its processes were started with, for the processes of this user."""
+    found: dict[str, set[bytes]] = {}
+    for process in os.listdir(proc):
+        try:
+            with open(os.path.join(proc, process, "environ"), "rb") as stream:
+                variables = stream.read().split(b"\0")
+            with open(os.path.join(proc, process, "cgroup"), encoding="utf-8") as stream:
+                units = {part for line in stream for part in line.strip().split("/") if part.endswith(".service")}
+        except OSError:
+            continue  # no process, or not this user's, or it has ended
+        for variable in variables:
+            if variable.startswith(CONFIG):
+                for unit in units:
+                    found.setdefault(unit, set()).add(variable[len(CONFIG) :])
+    return found
+
+
+def release_samples(link: str) -> list[Sample]:
+    """The release that a link leads to, "" for what is not in it; nothing when it leads nowhere."""
+    release = os.path.realpath(link)
+    if not os.path.isdir(release):
+        return []
+    packages = glob.glob(os.path.join(release, "venv", "lib", "python3*", "site-packages", "*.dist-info"))
+    versions = dict(os.path.basename(path)[: -len(".dist-info")].split("-", 1) for path in packages)
+    labels = {"sglang": versions.get("sglang", ""), "kernels": versions.get(KERNELS, "")}
+    return [Sample("ops_release_info", {"release": os.path.basename(release), **labels}, 1.0)]
+
+
+def config_samples(engines: t.Sequence[dict], units: str = UNITS) -> list[Sample]:
+    """The configuration of each unit that has one."""
+    found = [(engine, wanted_config(engine["unit"], units)) for engine in engines]
+    return [
+        Sample(
+            "ops_unit_config_info", {"unit": engine["unit"], "role": engine["role"], "config": sha.decode()[:12]}, 1.0
+        )
+        for engine, sha in found
+        if sha
+    ]
+
+
+def restart_samples(engines: t.Sequence[dict], units: str = UNITS, proc: str = PROC) -> list[Sample]:
+    """Whether a restart was put off, or cut short; nothing for a unit that does not run."""
+    running = running_configs(proc)
+    samples = []
+    for engine in engines:
+        wanted, seen = wanted_config(engine["unit"], units), running.get(engine["unit"])
+        if wanted and seen:
+            labels = {"unit": engine["unit"], "role": engine["role"]}
+            samples.append(Sample("ops_restart_pending", labels, float(seen != {wanted})))
+    return samples
 
 
 def read_report(path: str) -> tuple[int, dict] | None:
@@ -144,7 +218,8 @@ def write(path: str, text: str) -> None:
 def collect(config: dict) -> str:
     """Look at everything once and return the page."""
     samples = [Sample("ops_state_timestamp_seconds", {}, float(int(time.time())))]
-    samples += engine_samples(config)
+    samples += engine_samples(config) + release_samples(config["release"])
+    samples += config_samples(config["engines"]) + restart_samples(config["engines"])
     samples += [sample for path in config["smoke_reports"] for sample in smoke_samples(path)]
     return page(samples + directory_samples(config["directories"]))
 
