@@ -189,7 +189,7 @@ def test_sglang_ready_reports_capacity(run_module: RunModule) -> None:
 def test_sglang_ready_does_not_take_another_server_for_the_unit(run_module: RunModule) -> None:
     with FakeServer() as fake:
         result = ready(run_module, ScriptedSystemd({**RUNNING, "MainPID": "1"}), fake.base_url, max_wait=0)
-    assert result["status"] == "starting"
+    assert (result["status"], result["cause"]["id"]) == ("failed", "generation_fails")
     assert f"is held by process {os.getpid()}" in result["detail"]
 
 
