@@ -2,7 +2,7 @@
 PYTHON ?= python3
 INVENTORY ?= inventory/lab
 
-.PHONY: help venv site smoke test lint unit integration dashboard dashboard-shot bench lab-up lab-down lab-status
+.PHONY: help venv site smoke test lint unit integration dashboard dashboard-shot bench timings lab-up lab-down lab-status
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -34,7 +34,10 @@ dashboard: ## Show the dashboard as a live page (npm fetches 500 MB of packages 
 dashboard-shot: ## Draw the dashboard of the lab and check every panel (as make dashboard; needs Chromium)
 	dashboard/run docs/dashboard.png
 
-bench: ## Time the converge and write docs/performance.md
+bench: ## Measure how fast the running service is (playbooks/bench.yml)
+	.venv/bin/ansible-playbook --inventory $(INVENTORY) playbooks/bench.yml
+
+timings: ## Time the converge and write docs/performance.md
 	$(PYTHON) tests/bench/converge
 
 lab-up: ## Boot the lab's host without converging it

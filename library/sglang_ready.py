@@ -12,6 +12,8 @@ description:
   - An engine needs minutes to load, and an open port or a C(200) from C(/health) does not mean that it answers.
     This module looks for a real generation and ends early when the start has failed.
   - It reads the state of the unit, the unit's own journal lines since its start, and asks the server for one token.
+  - A unit that is C(active) has answered its own probe before. When it gives no answer for 40 seconds it has failed,
+    whatever O(timeout) is; such a call may take a minute, longer than O(max_wait).
   - A module cannot print while it runs. So one call looks for O(max_wait) seconds only and then returns
     RV(status=starting) with a line in RV(progress); loop with C(until) to wait, as in the example.
   - Nothing is changed on the host.
@@ -205,6 +207,9 @@ from ansible.module_utils.ops.probe import ask_unit
 from ansible.module_utils.ops.readiness import FAILED, READY, STARTING, Readiness, Watch
 from ansible.module_utils.ops.systemd import SystemdError
 
+# Causes that no line of the journal tells.
+SEEN = ("api_key_refused", "engine_busy", "engine_hangs", "generation_fails", "unit_stopped")
+
 
 def result_of(seen: Readiness, restarts_before: int) -> dict:
     """The return values for one look."""
@@ -242,8 +247,8 @@ def failure_message(seen: Readiness, base_url: str) -> str:
     parts = [f"{seen.unit.name} is not ready at {base_url}: {seen.detail}"]
     if seen.cause:
         parts.append(f"cause: {seen.cause.cause}")
-        parts.append(f"{'seen' if seen.cause.id == 'api_key_refused' else 'journal line'}: {seen.cause.line}")
-        parts.append(f"change: {seen.cause.variable}")
+        parts.append(f"{'seen' if seen.cause.id in SEEN else 'journal line'}: {seen.cause.line}")
+        parts += [f"change: {seen.cause.variable}"] if seen.cause.variable else []
     elif seen.last_lines:
         parts.append(f"last journal line: {seen.last_lines[-1]}")
     parts.append(f"next command: {next_command(seen)}")

@@ -68,8 +68,16 @@ options:
     type: dict
     required: true
   report_path:
-    description: File on the host for the report (JSON). It is replaced as a whole.
+    description:
+      - File on the host for the report (JSON). It is replaced as a whole when the run begins, by one that says that the
+        run has not ended, and again at its end.
     type: path
+  stopped:
+    description:
+      - Why nothing may be asked, in the words of a check before this one, such as readiness or drift.
+      - When it is not empty, nothing is asked. The report says so, and the module fails with it.
+    type: str
+    default: ""
 attributes:
   check_mode:
     description: In check mode nothing is sent and nothing is written; the checks themselves are examined.
@@ -135,12 +143,26 @@ import time
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
 from ansible.module_utils.ops.report import failure_text, summary_text, write_problem, write_report
+from ansible.module_utils.ops.smoke import begun_report, stopped_report, suite_of, unbegun_report
 from ansible.module_utils.ops.smoke import run as run_suite
-from ansible.module_utils.ops.smoke import suite_of, unbegun_report
+
+
+def end_unasked(module: AnsibleModule, message: str, report: dict) -> None:
+    """Fail with the report of a run that did not begin, which replaces an older one."""
+    path = module.params["report_path"]
+    if path and not module.check_mode:
+        with contextlib.suppress(OSError, ValueError):  # the error may be that it can't be written
+            write_report(path, report)
+    module.fail_json(msg=message, report=report, summary=summary_text(report))
 
 
 def run(module: AnsibleModule) -> None:
     params = module.params
+    head = (params["base_url"], params["model"], params["profile"], time.time())
+    if params["stopped"]:
+        if module.check_mode:
+            module.exit_json(changed=False, report={}, summary="check mode: nothing was asked")
+        end_unasked(module, f"nothing was asked: {params['stopped']}", stopped_report(params["stopped"], *head))
     try:
         suite = suite_of(params["checks"])
         problem = suite.problem(params["profile"])
@@ -155,11 +177,10 @@ def run(module: AnsibleModule) -> None:
         if problem:
             raise ValueError(problem)
     except ValueError as error:
-        report = unbegun_report(str(error), params["base_url"], params["model"], params["profile"], time.time())
-        if params["report_path"] and not module.check_mode:
-            with contextlib.suppress(OSError, ValueError):  # the error may be that it can't be written
-                write_report(params["report_path"], report)
-        module.fail_json(msg=f"nothing was asked: {error}", report=report, summary=summary_text(report))
+        end_unasked(module, f"nothing was asked: {error}", unbegun_report(str(error), *head))
+    if params["report_path"]:
+        with contextlib.suppress(OSError):  # what can't be written now can't be at the end, and is told then
+            write_report(params["report_path"], begun_report(params["report_path"], *head))
     report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine)
     summary = summary_text(report)
     if params["report_path"]:
@@ -184,6 +205,7 @@ def main() -> None:
                 "profile": {"type": "str", "choices": ["quick", "full", "capacity"], "default": "quick"},
                 "checks": {"type": "dict", "required": True},
                 "report_path": {"type": "path"},
+                "stopped": {"type": "str", "default": ""},
             },
             mutually_exclusive=[("api_key", "api_key_file")],
             supports_check_mode=True,

@@ -27,7 +27,8 @@ _NUMBER = re.compile(r"(?<![\w.,])(?:(?<![^\s(\[=:*$\\{])-)?\d+(?:,\d{3})*(?:\.\
 _NEGATIONS = ("not", "never", "neither", "nor", "cannot", "isnt", "wasnt")
 _DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure")
 _CLAUSE = re.compile(r"[^.;:!?\n]*(?:[.:](?=\d)[^.;:!?\n]*)*[.;:!?\n]?")
-_BUT = re.compile(r"\bbut\b|,(?= not\b)")
+_BUT = re.compile(r"\bbut\b|(?:,|\(|\s[\u2013\u2014-]|\band)(?= ?not\b)")
+_RATHER = re.compile(r"\b(?:rather than|instead of|as opposed to)\b")
 # What makes another number of one, in front of it and behind it.
 _BEFORE_NUMBER = re.compile(r"(?:[~\u2248\u00b1]|\d[ ]*[*/+^x\u00d7\u00b7\u2044-]|\d(?:[ ]+|')|[/\u2044^])[ ]*$")
 _AFTER_NUMBER = re.compile(
@@ -222,8 +223,15 @@ def _lines(text: str) -> str:
 
 
 def _clauses(text: str) -> list[str]:
-    """The clauses of a normalised text; "not A, but B" are two, and so are "B, not A"."""
-    return [part for clause in _CLAUSE.findall(text) for part in _BUT.split(clause) if part.strip()]
+    """The clauses of a normalised text; "not A, but B" are two, and so are "B and not A" and "B rather than A".
+
+    What divides a question makes two questions of it.
+    """
+    parts: list[str] = []
+    for clause in _CLAUSE.findall(_RATHER.sub(", not", text)):
+        end = "?" if clause.rstrip().endswith("?") else ""
+        parts += [part + end for part in _BUT.split(clause) if part.strip()]
+    return parts
 
 
 def _denied(clause: str) -> bool:

@@ -48,19 +48,19 @@ def _plural(count: int, noun: str) -> str:
 
 
 def capacity_in_words(plan: MemoryPlan, short_tokens: int = 512) -> str:
-    """KV capacity as an operator says it: 'one 8k request, or 16 of 512 tokens'.
-
-    Counts what the pool holds; ``max_running_requests`` may admit fewer at once.
-    """
+    """KV capacity as an operator says it: 'one 8k request, or 8 of 512 tokens (max_running_requests; 16 would fit)'."""
     inputs = plan.inputs
 
     def held(tokens: int) -> int:
         return plan.max_total_num_tokens // (-(-tokens // inputs.page) * inputs.page)
 
-    full = held(inputs.context_length) if plan.fits else 0
+    most = plan.max_running_requests
+    full = min(held(inputs.context_length), most) if plan.fits else 0
     number = {0: "no", 1: "one"}.get(full, f"{full:,}")
-    context = format_context(inputs.context_length)
-    return f"{number} {context} request{'s' if full > 1 else ''}, or {held(short_tokens):,} of {short_tokens:,} tokens"
+    context, short = format_context(inputs.context_length), held(short_tokens)
+    limit = f" (max_running_requests; {short:,} would fit)" if short > most else ""
+    requests = f"{number} {context} request{'s' if full > 1 else ''}"
+    return f"{requests}, or {min(short, most):,} of {short_tokens:,} tokens{limit}"
 
 
 def verdict(plan: MemoryPlan) -> tuple:

@@ -91,30 +91,31 @@ class Capacity:
     version: str | None = None
 
     def words(self) -> str:
-        """The capacity as requests that fit at one time."""
+        """The capacity as requests that run at one time: as many as the KV pool holds, and the scheduler admits."""
         total, context = self.max_total_num_tokens, self.context_length
         if not total:
             return "the server does not report its KV capacity"
         parts = []
         if context and total >= context:
-            parts.append(_requests(total // context, context))
+            parts.append(self._requests(total // context, context))
         elif context:
             parts.append(
                 f"no request of the full context ({tokens_words(context)} tokens), the longest is {total} tokens"
             )
         short = 512 if total < 65536 else 8192
         if not context or short < context:
-            parts.append(_requests(total // short, short))
+            parts.append(self._requests(total // short, short))
         return f"{total} tokens of KV: " + ", or ".join(parts)
+
+    def _requests(self, held: int, tokens: int) -> str:
+        admitted = min(held, self.max_running_requests or held)
+        limit = f" (max_running_requests; the pool holds {held})" if admitted < held else ""
+        return f"{admitted} request{'' if admitted == 1 else 's'} of {tokens_words(tokens)} tokens{limit}"
 
 
 def tokens_words(tokens: int) -> str:
     """8192 as 8k, 1000 as 1000."""
     return f"{tokens // 1024}k" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)
-
-
-def _requests(count: int, tokens: int) -> str:
-    return f"{count} request{'' if count == 1 else 's'} of {tokens_words(tokens)} tokens"
 
 
 def capacity(client: Client, timeout: float = INFO_TIMEOUT_S) -> Capacity:

@@ -2,7 +2,8 @@
 """Is a unit of the engine ready, still starting, or failed? Its unit state, its journal and a generation decide.
 
 The order of trust: a unit that systemd calls failed is failed; a generation that answers is ready; a line that only a
-dying engine prints ends the wait before any time limit does.
+dying engine prints ends the wait before any time limit does. A unit that is active has answered its own probe before:
+when it gives no answer any more it does not start, it hangs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import systemd
+from .host import Host
 from .http import Client
-from .journal_causes import FATAL, Finding, classify, quotable, root_cause, strip_prefix
+from .journal_causes import FATAL, WARNING, Finding, classify, quotable, root_cause, strip_prefix
 from .probe import REFUSED, Answer, Capacity, ask_unit, capacity
 
 READY = "ready"
@@ -25,6 +27,12 @@ POLL_S = 1.0
 # An engine that is going down gets this long to end by itself, so that its last lines are in the report.
 GOING_DOWN_S = 6.0
 LAST_LINES = 20
+# An active unit that gives no answer for so long hangs. The engine's own health check takes 20 s to say no.
+SILENT_S = 40.0
+# The scheduler's line about a batch that is part of a long prompt; a question of a health check is shorter.
+_LONG_BATCH = re.compile(r"^Prefill batch\b.*#new-token: \d{4,}")
+# States of a process in which it does nothing, and their words.
+_STUCK = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting in the kernel", "Z": "dead"}
 
 # Phases of a start, in order. The newest line that matches names the phase.
 _PHASES: tuple[tuple[t.Pattern[str], str], ...] = tuple(
@@ -55,6 +63,25 @@ def phase_of(messages: t.Sequence[str]) -> str:
                 percent = _PERCENT.findall(text)
                 return f"{phase}, {int(percent[-1])} %" if percent else phase
     return _FIRST_PHASE
+
+
+def stuck_processes(unit: str, host: Host | None = None) -> str:
+    """The processes of a unit that do nothing, in words; empty when there is none."""
+    host, found = host or Host(), []
+    for pid in host.pids():
+        # The name, in parentheses, may hold anything; the state follows it.
+        name, _end, rest = host.read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+        if rest[1:2] in _STUCK and host.unit_of(pid) == unit:
+            found.append(f"process {pid} ({quotable(name)}) is {_STUCK[rest[1:2]]}")
+    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def duration(seconds: float) -> str:
+    """Whole seconds, minutes or hours for people."""
+    for size, word in ((3600, "h"), (60, "min")):
+        if round(seconds / size) >= 2:
+            return f"{seconds / size:.0f} {word}"
+    return f"{seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -95,6 +122,7 @@ class Watch:
         running_hash: t.Callable[[int], str | None] = systemd.running_config_sha256,
         ask_once: t.Callable[[Client, int], Answer] = ask_unit,
         ask_capacity: t.Callable[[Client], Capacity] = capacity,
+        stuck: t.Callable[[str], str] = stuck_processes,
     ) -> None:
         self.unit = unit
         self.client = client
@@ -106,15 +134,21 @@ class Watch:
         self._running_hash = running_hash
         self._ask = ask_once
         self._capacity = ask_capacity
+        self._stuck = stuck
+        self._silent_since: float | None = None
+        self._last_batch = ""
         self._going_down_since: float | None = None
         self._previous_run = ""
 
     def wait(self, max_wait: float) -> Readiness:
-        """Look until the unit is ready or failed, at most max_wait seconds; the last look is the result."""
+        """Look until the unit is ready or failed, at most max_wait seconds; the last look is the result.
+
+        Whether a unit that has served hangs is seen to the end, which takes SILENT_S and the last question's time.
+        """
         end = self._clock() + max_wait
         while True:
             seen = self.look()
-            if seen.status != STARTING or self._clock() + POLL_S > end:
+            if seen.status != STARTING or (self._clock() + POLL_S > end and self._silent_since is None):
                 return seen
             self._sleep(POLL_S)
 
@@ -126,10 +160,13 @@ class Watch:
         if failed:
             return self._failure(state, failed)
         if state.sub_state == "auto-restart" or state.active_state in ("deactivating", "inactive"):
+            self._silent_since = None
             return self._starting(state, "waiting for systemd to start it", state.words(), [])
         foreign = self._foreign_process(state)
         if foreign:
+            self._silent_since = None
             return self._starting(state, "waiting for the wanted configuration", foreign, [])
+        asked_at = self._clock()
         answer = self._ask(self.client, state.main_pid)
         if answer.ok and state.active_state == "active":
             return self._ready(state, answer)
@@ -138,6 +175,12 @@ class Watch:
         if state.n_restarts > self.restarts_before:
             return self._failure(state, f"its start failed and systemd restarted it: {state.words()}")
         lines = systemd.journal_of_run(state.invocation_id, self._runner)
+        if state.active_state == "active":
+            if self._silent_since is None or self._previous_run != state.invocation_id:
+                self._silent_since, self._last_batch = asked_at, _last_batch(lines)
+            self._previous_run = state.invocation_id
+            return self._silence(state, answer, lines)
+        self._silent_since = None
         self._previous_run = state.invocation_id
         if answer.ok:
             return self._starting(state, "answering, waiting for the unit's own probe", answer.detail, lines)
@@ -192,6 +235,28 @@ class Watch:
     ) -> Readiness:
         return Readiness(STARTING, phase, detail, state, self._elapsed(state), last_lines=_last(lines))
 
+    def _silence(self, state: systemd.UnitState, answer: Answer, lines: t.Sequence[systemd.JournalLine]) -> Readiness:
+        """An active unit that gives no answer: it served before, because active means that its probe was answered."""
+        now = self._clock()
+        silent_s = now - (now if self._silent_since is None else self._silent_since)
+        served = f"served before (active for {duration(now - state.active_monotonic_s)})"
+        if silent_s < SILENT_S:
+            return self._starting(state, f"{served}, no answer for {silent_s:.0f} s", answer.detail, lines)
+        severity, variable, command = FATAL, "", f"systemctl restart {self.unit}"
+        if _last_batch(lines) != self._last_batch:
+            id, cause, severity = "engine_busy", "its batches go on: it works on long prompts", WARNING
+            variable, command = "chunked-prefill-size, sglang_serve_max_running_requests", "ansible-playbook smoke.yml"
+        elif answer.status in (None, 503):
+            id, cause = "engine_hangs", "it served before and is silent now: it hangs"
+            stuck = self._stuck(self.unit)
+            cause += f"; {stuck}" if stuck else ""
+        else:
+            id, cause = "generation_fails", "it served before, and what answers now is no generation of its own"
+            command = f"journalctl -u {self.unit} -n 200 --no-pager; ss -ltnp 'sport = :{self.client.port}'"
+        finding = Finding(id, severity, cause, variable, command, answer.detail)
+        why = f"{served}, no answer for {silent_s:.0f} s: {answer.detail}"
+        return Readiness(FAILED, "failed", why, state, self._elapsed(state), cause=finding, last_lines=_last(lines))
+
     def _refusal(self, state: systemd.UnitState, answer: Answer) -> Readiness:
         cause = Finding(
             id="api_key_refused",
@@ -206,6 +271,10 @@ class Watch:
     def _failure(self, state: systemd.UnitState, why: str) -> Readiness:
         lines = self._lines_of_failed_run(state)
         findings = classify([(line.message, line.priority) for line in lines], self.unit)
+        if state.exists and state.active_state == "inactive":
+            # Restart= brings back whatever ends by itself: somebody stopped it.
+            start, cause = f"systemctl start {self.unit}", "the unit was stopped, or was never started"
+            findings = [Finding("unit_stopped", FATAL, cause, "", start, state.words())]
         return Readiness(
             status=FAILED,
             phase="failed",
@@ -248,3 +317,8 @@ def _baseline(first: systemd.UnitState) -> int:
 
 def _last(lines: t.Sequence[systemd.JournalLine], count: int = LAST_LINES) -> tuple[str, ...]:
     return tuple(quotable(line.message) for line in lines[-count:])
+
+
+def _last_batch(lines: t.Sequence[systemd.JournalLine]) -> str:
+    """The newest line of the scheduler about its work on a long prompt, empty without one."""
+    return next((line.message for line in reversed(lines) if _LONG_BATCH.match(strip_prefix(line.message))), "")

@@ -5,21 +5,28 @@ Used by the sglang_smoke module and, without Ansible, by a timer on the host:
 
     python3 -m ops.smoke --suite FILE --url http://127.0.0.1:30001 --model NAME --profile quick --metrics-file FILE
 
-With --intent the report begins with what differs from the intent, see drift.py. The command ends with status 0 when no
-check failed, 1 when one did, 2 when it could not begin. Report and metrics then say that: no old verdict stays.
+With --intent the report begins with what differs from the intent, see drift.py. With --unit nothing is asked of a unit
+that is not active. The command ends with status 0 when no check failed, 1 when one did, 2 when it could not begin.
+
+No old verdict stays in force. A report says from its beginning that its run has not ended, and one of a run that could
+not begin says why. After a run, as ExecStopPost= of a unit, the same command with --ended says of a run that was killed
+that it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
+import os
 import re
 import sys
 import time
 import typing as t
 from dataclasses import dataclass
 
+from . import systemd
 from .drift import Reality, drift_rows, intent_of
 from .http import Client, parse_json, read_token
 from .probe import INFO_TIMEOUT_S, Capacity, capacity
@@ -65,7 +72,12 @@ from .service_checks import (
 UNANSWERED_LIMIT = 2
 # Seconds after which no further check of a profile begins.
 BUDGET_S = {"quick": 60.0, "full": 1200.0, "capacity": 7200.0}
+# A run ends so many seconds after that at the latest: systemd and the counters have times of their own.
+AFTER_BUDGET_S = 120
 METRIC_PREFIX = "sglang_smoke"
+RUN_PLAY = "ansible-playbook smoke.yml"
+# The words of a check before the run that end with what to do.
+_NEXT = re.compile(r"(?:^|\n)next command: ([^\n]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -313,12 +325,41 @@ def run(
     return without_key(build_report(rows, started, time.monotonic() - start, **head), client.redacted)
 
 
-def unbegun_report(why: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
+def unbegun_report(
+    why: str,
+    base_url: str,
+    model: str,
+    profile: str,
+    started: float,
+    next_command: str = "ansible-playbook site.yml, which writes what a run needs",
+) -> dict[str, t.Any]:
     """The report of a run that could not begin: it must not leave an older report's verdict in force."""
-    command = "ansible-playbook site.yml, which writes what a run needs"
-    row = Row("run.begin", False, "a run", "nothing was asked", 0.0, cause=why, next_command=command, tried=1)
+    row = Row("run.begin", False, "a run", "nothing was asked", 0.0, cause=why, next_command=next_command, tried=1)
     head = {"base_url": masked(base_url), "model": model, "profile": profile}
     return plain(build_report([row], started, 0.0, **head))
+
+
+def stopped_report(words: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
+    """The report of a run that a check before it forbade. words are that check's, with its "next command: " lines."""
+    commands = _NEXT.findall(words)
+    why = "; ".join(line for line in _NEXT.sub("", words).splitlines() if line.strip())
+    return unbegun_report(why, base_url, model, profile, started, commands[0] if commands else RUN_PLAY)
+
+
+def begun_report(path: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
+    """What stands at the path from the beginning of a run to its end, and for ever when the run is killed: not ok.
+
+    Until `ends_by` (seconds since the epoch) the run may still be going on, and `before`, the report that it replaces
+    or null, is the last word.
+    """
+    try:
+        before = {name: value for name, value in _read_json(path).items() if name not in ("before", "ends_by")}
+    except (OSError, ValueError):
+        before = None
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started))
+    why = f"the run that began at {began} has not ended: it goes on, or it was killed"
+    report = unbegun_report(why, base_url, model, profile, started, RUN_PLAY)
+    return {**report, "ends_by": int(started + BUDGET_S[profile] + AFTER_BUDGET_S), "before": before}
 
 
 def guarded(id: str, check: t.Callable[[], list[Row]]) -> list[Row]:
@@ -384,8 +425,16 @@ def main(argv: t.Sequence[str] | None = None) -> int:
     parser.add_argument("--api-key-file", help="file that holds the API key")
     parser.add_argument("--report", help="file for the report (JSON)")
     parser.add_argument("--metrics-file", help="file for node_exporter's textfile collector")
+    parser.add_argument("--unit", help="systemd unit that must be active for anything to be asked")
+    parser.add_argument("--ended", action="store_true", help="ask nothing; say of a run that was killed that it was")
     arguments = parser.parse_args(argv)
     started = time.time()
+    said = (arguments.url, arguments.model, arguments.profile)
+    if arguments.ended:
+        why = _killed(os.environ)
+        if why:
+            _write(arguments, unbegun_report(why, *said, started, RUN_PLAY), started)
+        return 0
     try:
         suite = suite_of(_read_json(arguments.suite))
         files = [path for path in (arguments.report, arguments.metrics_file) if path]
@@ -397,15 +446,43 @@ def main(argv: t.Sequence[str] | None = None) -> int:
         engine = Client(arguments.engine_url, token) if arguments.engine_url else client
         reality = Reality(engine, key_file=arguments.api_key_file)
         intent = intent_of(_read_json(arguments.intent)) if arguments.intent else None
-        drift = guarded("drift", lambda: drift_rows(intent, reality)) if intent else []
     except (OSError, ValueError) as error:
-        said = (arguments.url, arguments.model, arguments.profile)
         _write(arguments, unbegun_report(str(error), *said, started), started)
         parser.error(str(error))
+    down = _not_active(arguments.unit) if arguments.unit else None
+    if down:
+        report = unbegun_report(down[0], *said, started, down[1])
+        _write(arguments, report, started)
+        sys.stdout.write(failure_text(report) + "\n")
+        return 1
+    if arguments.report:
+        with contextlib.suppress(OSError):  # what can't be written now can't be at the end, and is told then
+            write_report(arguments.report, begun_report(arguments.report, *said, started))
+    drift = guarded("drift", lambda: drift_rows(intent, reality)) if intent else []
     report = run(client, arguments.model, suite, arguments.profile, arguments.api_key_file, engine=engine, before=drift)
     written = _write(arguments, report, started)
     sys.stdout.write((summary_text(report) if report["ok"] else failure_text(report)) + "\n")
     return 0 if report["ok"] and written else 1
+
+
+def _not_active(unit: str) -> tuple[str, str] | None:
+    """Why nothing can be asked of a unit, and what to do; None when it is active."""
+    try:
+        state = systemd.show(unit)
+    except systemd.SystemdError as error:
+        return f"systemd does not say whether {unit} runs: {error}", "systemctl is-system-running"
+    if state.active_state in ("active", "reloading"):
+        return None
+    stopped = state.active_state == "inactive"
+    return f"{unit} is not active: {state.words()}", f"systemctl {'start' if stopped else 'status'} {unit}"
+
+
+def _killed(environment: t.Mapping[str, str]) -> str:
+    """How systemd says that a run ended without a verdict; empty when it ended by itself. See systemd.exec(5)."""
+    code, result = environment.get("EXIT_CODE", "exited"), environment.get("SERVICE_RESULT", "")
+    if code == "exited":
+        return ""
+    return f"the run was ended by a signal before it had a verdict: {environment.get('EXIT_STATUS', '')} ({result})"
 
 
 def _write(arguments: argparse.Namespace, report: dict[str, t.Any], started: float) -> bool:

@@ -30,6 +30,7 @@ UNIT_PROPERTIES = (
     "ExecMainStatus",
     "InvocationID",
     "InactiveExitTimestampMonotonic",
+    "ActiveEnterTimestampMonotonic",
     "Job",
 )
 
@@ -106,6 +107,7 @@ class UnitState:
     exec_main_status: int = 0
     invocation_id: str = ""
     started_monotonic_s: float = 0.0
+    active_monotonic_s: float = 0.0
     job_queued: bool = False
 
     @property
@@ -153,6 +155,7 @@ def parse_show(name: str, text: str) -> UnitState:
         exec_main_status=number("ExecMainStatus"),
         invocation_id=values.get("InvocationID", ""),
         started_monotonic_s=number("InactiveExitTimestampMonotonic") / 1e6,
+        active_monotonic_s=number("ActiveEnterTimestampMonotonic") / 1e6,
         job_queued=number("Job") > 0,
     )
 

@@ -28,6 +28,7 @@ DEFAULTS = {
     "ExecMainStatus": "0",
     "InvocationID": "",
     "InactiveExitTimestampMonotonic": "0",
+    "ActiveEnterTimestampMonotonic": "0",
     "Job": "",
 }
 RUNNING = {"ActiveState": "active", "SubState": "running", "MainPID": "100", "InvocationID": "run1"}

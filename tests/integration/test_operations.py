@@ -44,6 +44,11 @@ def host(site_host: SiteHost) -> SiteHost:
     return site_host
 
 
+def report_of(host: SiteHost) -> dict:
+    """Return what the last smoke test on the host found."""
+    return json.loads(host.shell("cat /var/lib/sglang/reports/smoke.json"))
+
+
 def test_one_variable_restarts_that_unit_only(host: SiteHost, converged: None) -> None:
     engine, prometheus = host.main_pid(ENGINE), host.main_pid(PROMETHEUS)
     run = host.play("site.yml")
@@ -201,6 +206,43 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
     assert host.shell("systemctl is-active prometheus-alertmanager", status=None) == "inactive"
     host.shell("pkill -f '[w]ebhook.py'")
     host.shell("rm /tmp/webhook.py /tmp/pages")
+
+
+def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
+    """Both with the command that brings the engine back, and with no verdict of before left."""
+    steps = [
+        ("kill --signal=STOP", "kill --signal=CONT", "is silent now: it hangs", f"systemctl restart {ENGINE}"),
+        ("stop", "start", "the unit was stopped", f"systemctl start {ENGINE}"),
+    ]
+    for verb, back, cause, command in steps:
+        host.play("smoke.yml")
+        host.shell(f"systemctl {verb} {ENGINE}")
+        started = time.monotonic()
+        run = host.play("smoke.yml", status=None)
+        assert (run.status != 0, time.monotonic() - started < 120) == (True, True)
+        row = report_of(host)["checks"][0]
+        assert (row["id"], row["next_command"]) == ("run.begin", command)
+        assert "not ready: " in row["cause"]
+        assert cause in " ".join(row["cause"].split())
+        assert command in run.output
+        shown = host.play("playbooks/doctor.yml", status=None).output.rpartition("the cause first]")[2]
+        assert f"next command: {command}" in shown.partition("further findings follow from it: ")[0], shown
+        host.shell(f"systemctl {back} {ENGINE}")
+    host.shell(f"systemctl stop {ENGINE}")
+    host.shell("systemctl start sglang-canary.service", status=1)
+    assert report_of(host)["checks"][0]["next_command"] == f"systemctl start {ENGINE}"
+    host.shell(f"systemctl start {ENGINE}; systemctl start sglang-canary.service")
+    assert report_of(host)["ok"]
+
+
+def test_a_canary_that_is_killed_leaves_no_verdict_of_before(host: SiteHost) -> None:
+    host.shell("systemctl start --no-block sglang-canary.service")
+    eventually(lambda: "ends_by" in report_of(host), 30, "a run that has begun")
+    host.shell("systemctl kill --signal=KILL sglang-canary.service")
+    eventually(lambda: "ends_by" not in report_of(host), 30, "the end of the run")
+    assert "ended by a signal before it had a verdict: KILL" in report_of(host)["checks"][0]["cause"]
+    host.shell("systemctl start sglang-canary.service")
+    assert report_of(host)["ok"]
 
 
 def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:

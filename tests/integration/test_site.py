@@ -146,7 +146,7 @@ def test_converge_serves_and_proves(host: SiteHost) -> None:
     for text in (
         "http://10.77.0.11:30001/v1",
         "smollm2-135m-instruct",
-        "1 request of 8k tokens, or 16 requests of 512 tokens",
+        "1 request of 8k tokens, or 8 requests of 512 tokens",
         "checks passed",
         "systemctl status sglang-unified",
         "journalctl -u sglang-unified -f",

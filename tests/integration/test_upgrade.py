@@ -42,6 +42,10 @@ def releases(host: SiteHost) -> set[str]:
     return set(host.shell("ls /opt/sglang/releases").split())
 
 
+def proven(host: SiteHost, release: str) -> bool:
+    return host.shell(f"test -s /opt/sglang/releases/{release}/proven && echo yes || true") == "yes"
+
+
 def context_length(host: SiteHost) -> int:
     """Return what the running engine was told."""
     words = host.shell(f"tr '\\0' '\\n' < /proc/{host.main_pid(ENGINE)}/cmdline").split("\n")
@@ -116,3 +120,20 @@ def test_back_on_demand_and_the_canary_follows(serving: SiteHost) -> None:
     assert serving.answers()
     serving.shell("systemctl start sglang-canary.service")
     assert serving.shell("systemctl show -P Result sglang-canary.service") == "success"
+
+
+def test_the_inventory_of_the_release_that_was_rolled_back_is_told_so(serving: SiteHost) -> None:
+    (newer,) = [name for name in releases(serving) - {current(serving)} if proven(serving, name)]
+    for playbook in ("smoke.yml", "playbooks/doctor.yml"):
+        run = serving.play(playbook, *OTHER, status=None)
+        assert run.status != 0
+        for text in (
+            f"The release {newer}, which the inventory asks for, was proven at",
+            f"and rolled back; {current(serving)}, proven at",
+            "--context-length: 8192 -> 4096",
+            "playbooks/upgrade.yml, which goes forward again",
+        ):
+            assert text in words(run.output), run.output[-4000:]
+    report = json.loads(serving.shell("cat /var/lib/sglang/reports/smoke.json"))
+    assert (report["failed"], report["checks"][0]["cause"][:18]) == (["run.begin"], "drift: The release")
+    serving.play("smoke.yml")

@@ -182,6 +182,20 @@ def test_a_run_that_could_not_begin_is_a_failed_one(state, tmp_path):
     assert state()[f'ops_smoke_check_ok{{{labels},check="run.begin"}}'] == 0
 
 
+def test_a_run_that_goes_on_leaves_the_last_word_and_one_that_was_killed_does_not(state, tmp_path):
+    path, name = str(tmp_path / "smoke.json"), 'ops_smoke_ok{model="smollm2",report="smoke.json"}'
+    head, now = (NOBODY, "smollm2", "quick"), time.time()
+    reports.write_report(path, smoke.begun_report(path, *head, now))
+    assert name not in state()
+    rows = [reports.Row("prompt.capital", True, "Paris", "Paris", 0.2)]
+    reports.write_report(path, reports.build_report(rows, now, 0.4, base_url=NOBODY, model="smollm2"))
+    going_on = smoke.begun_report(path, *head, now)
+    reports.write_report(path, going_on)
+    assert state()[name] == 1
+    reports.write_report(path, {**going_on, "ends_by": int(now) - 1})
+    assert state()[name] == 0
+
+
 def test_every_report_counts(state, tmp_path):
     for name, began, ok in (("smoke", 1764460800.0, False), ("canary", 1764464400.0, True)):
         rows = [reports.Row("prompt.capital", ok, "Paris", "?", 0.2)]

@@ -274,15 +274,18 @@ def test_capacity_in_words_of_the_lab():
     plan = mp.plan_memory(lab())
     assert plan.max_total_num_tokens == 8192
     assert plan.bytes_per_token == 2 * 30 * 3 * 64 * 4
-    assert report.capacity_in_words(plan) == "one 8k request, or 16 of 512 tokens"
+    assert report.capacity_in_words(plan) == "one 8k request, or 8 of 512 tokens (max_running_requests; 16 would fit)"
 
 
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (lab(context_length=2048), "4 2k requests, or 16 of 512 tokens"),
+        (lab(context_length=2048), "4 2k requests, or 8 of 512 tokens (max_running_requests; 16 would fit)"),
         (lab(max_total_tokens=4096), "no 8k request, or 8 of 512 tokens"),
-        (lab(kv_cache_dtype="bfloat16", context_length=4096), "2 4k requests, or 16 of 512 tokens"),
+        (
+            lab(kv_cache_dtype="bfloat16", context_length=4096),
+            "2 4k requests, or 8 of 512 tokens (max_running_requests; 16 would fit)",
+        ),
     ],
 )
 def test_capacity_in_words(inputs, words):

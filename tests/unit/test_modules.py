@@ -182,14 +182,15 @@ def test_sglang_ready_reports_capacity(run_module: RunModule) -> None:
         result = ready(run_module, ScriptedSystemd(OWN), fake.base_url)
     assert (result["status"], result["changed"]) == ("ready", False)
     assert (result["max_total_num_tokens"], result["context_length"], result["model"]) == (16384, 8192, MODEL)
-    assert result["capacity"] == "16384 tokens of KV: 2 requests of 8k tokens, or 32 requests of 512 tokens"
+    words = "16384 tokens of KV: 2 requests of 8k tokens, or 8 requests of 512 tokens"
+    assert result["capacity"] == f"{words} (max_running_requests; the pool holds 32)"
     assert result["warnings_seen"] == []
 
 
 def test_sglang_ready_does_not_take_another_server_for_the_unit(run_module: RunModule) -> None:
     with FakeServer() as fake:
         result = ready(run_module, ScriptedSystemd({**RUNNING, "MainPID": "1"}), fake.base_url, max_wait=0)
-    assert result["status"] == "starting"
+    assert (result["status"], result["cause"]["id"]) == ("failed", "generation_fails")
     assert f"is held by process {os.getpid()}" in result["detail"]
 
 

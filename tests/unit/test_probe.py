@@ -102,6 +102,13 @@ def test_capacity_in_words(total: int | None, context: int | None, words: str) -
     assert Capacity("m", total, context).words() == words
 
 
+def test_no_more_requests_run_than_the_scheduler_admits() -> None:
+    seen = Capacity("m", 8192, 8192, 8).words()
+    assert seen.endswith(
+        "1 request of 8k tokens, or 8 requests of 512 tokens (max_running_requests; the pool holds 16)"
+    )
+
+
 class Time:
     def __init__(self) -> None:
         self.now = 0.0

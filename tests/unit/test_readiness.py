@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import typing as t
 
 import pytest
+from ops.host import Host
 from ops.http import Client
 from ops.journal_causes import CAUSES, Cause
 from ops.probe import ANSWERING, REFUSED, Answer, Capacity
 from ops.probe import STARTING as NOT_ANSWERING
-from ops.readiness import FAILED, READY, Readiness, Watch, phase_of
+from ops.readiness import FAILED, READY, Readiness, Watch, phase_of, stuck_processes
 from ops.readiness import STARTING as STILL_STARTING
 from scripted_systemd import RUNNING, STARTING, ScriptedSystemd
 
@@ -50,9 +54,76 @@ def test_an_answer_does_not_count_before_the_unit_is_active() -> None:
     assert (seen.status, seen.phase) == (STILL_STARTING, "answering, waiting for the unit's own probe")
 
 
-def test_an_active_unit_without_an_answer_is_not_ready() -> None:
-    seen = see(ScriptedSystemd(RUNNING), wait=5)
-    assert (seen.status, seen.detail) == (STILL_STARTING, "nothing yet")
+SERVING = {**RUNNING, "ActiveEnterTimestampMonotonic": "100000000"}
+
+
+def silent(
+    status: int | None = None, script: dict[float, t.Any] | None = None, wait: float = 0, **options: t.Any
+) -> Readiness:
+    """What is said of a unit that was active for 7,100 s when it was looked at, each question taking 20 s."""
+    systemd = ScriptedSystemd(SERVING, script=script or {}, now=7200.0)
+
+    def ask(_client: Client, _pid: int) -> Answer:
+        systemd.sleep(20)
+        return Answer(NOT_ANSWERING, "timed out", status)
+
+    looks = Watch(
+        UNIT,
+        Client("http://127.0.0.1:1"),
+        runner=systemd.run,
+        clock=systemd.clock,
+        sleep=systemd.sleep,
+        ask_once=ask,
+        **{"stuck": lambda _unit: "", **options},
+    )
+    seen = looks.wait(wait)
+    assert systemd.now - 7200 <= wait + 60
+    return seen
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_an_active_unit_that_falls_silent_hangs(status: int | None) -> None:
+    seen = silent(status, stuck=lambda unit: f"process 7 of {unit} is stopped")
+    assert (seen.status, seen.detail) == (FAILED, "served before (active for 2 h), no answer for 41 s: timed out")
+    assert seen.cause and seen.cause.id == "engine_hangs"
+    assert seen.cause.cause == "it served before and is silent now: it hangs; process 7 of engine.service is stopped"
+    assert seen.cause.next_command == f"systemctl restart {UNIT}"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "times", "id"),
+    [
+        (8192, (7190, 7210, 7230), "engine_busy"),
+        (8192, (7190,), "engine_hangs"),
+        (6, (7190, 7210, 7230), "engine_hangs"),
+    ],
+    ids=["a long prompt", "its last batch is long ago", "the questions of health checks"],
+)
+def test_a_busy_engine_is_not_to_be_restarted(tokens: int, times: tuple[int, ...], id: str) -> None:
+    batch = "[2026-11-30 09:00:{:02} TP0] Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: 0"
+    seen = silent(503, {at: [batch.format(at - 7185, tokens)] for at in times})
+    assert (seen.status, seen.cause and seen.cause.id) == (FAILED, id)
+    assert (seen.cause and seen.cause.next_command == "ansible-playbook smoke.yml") == (id == "engine_busy")
+
+
+def test_an_active_unit_whose_generations_fail_is_not_called_silent() -> None:
+    seen = silent(500)
+    assert seen.cause and (seen.cause.id, seen.cause.line) == ("generation_fails", "timed out")
+
+
+def test_silence_counts_for_one_run_of_the_unit() -> None:
+    seen = silent(script={7215: {"ActiveState": "deactivating"}, 7222: {**SERVING, "InvocationID": "run2"}}, wait=60)
+    assert seen.status == FAILED
+    assert "no answer for 41 s" in seen.detail
+
+
+def test_processes_that_do_nothing_are_named() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        unit = Host().unit_of(process.pid)
+        assert f"process {process.pid} (sleep) is stopped by a signal" in stuck_processes(unit)
+        process.kill()
 
 
 def test_one_call_looks_for_max_wait_only() -> None:
@@ -166,6 +237,7 @@ def test_a_unit_that_does_not_exist() -> None:
 def test_a_unit_that_is_not_started() -> None:
     seen = see(ScriptedSystemd())
     assert (seen.status, seen.detail) == (FAILED, "the unit is not started: inactive (dead)")
+    assert seen.cause and (seen.cause.id, seen.cause.next_command) == ("unit_stopped", f"systemctl start {UNIT}")
 
 
 def test_a_unit_that_waits_in_the_queue_of_systemd() -> None:

@@ -146,6 +146,39 @@ def test_the_difference_in_lines() -> None:
     assert filters.release_difference(OLD, OLD) == []
 
 
+def behind(current: str, **releases: dict) -> str:
+    """What is said while one of the releases serves and the inventory asks for NEW. They were staged in this order."""
+    known = {name: {**it, "id": name, "staged": place} for place, (name, it) in enumerate(releases.items())}
+    return filters.release_behind(
+        {"current": current, "releases": known}, NEW | {"notes": {"KV tokens": "not planned"}}
+    )
+
+
+def test_a_release_that_was_rolled_back_is_named() -> None:
+    old, new = OLD | {"proven": {"at": "T3"}}, NEW | {"proven": {"at": "T2"}}
+    lines = behind("b-old", **{"b-old": old, "a-new": new}).splitlines()
+    assert lines[0] == (
+        "The release a-new, which the inventory asks for, was proven at T2 and rolled back; b-old, proven at T3, "
+        "serves in its place."
+    )
+    assert "flag         --tp-size: 4 -> 8 (unified)" in lines
+    assert lines[-2:] == [
+        "next command: ansible-playbook playbooks/upgrade.yml, which goes forward again",
+        "or keep b-old: put the inventory back to what it was made from",
+    ]
+    failed = behind("b-old", **{"b-old": old, "a-new": new | {"proven": None}})
+    assert "a-new, which the inventory asks for, was staged and never proven; b-old" in failed
+    assert "goes forward again, once the inventory is corrected" in failed
+
+
+def test_what_was_not_rolled_back_is_not_called_so() -> None:
+    old, new = OLD | {"proven": {"at": "T1"}}, NEW | {"proven": {"at": "T2"}}
+    assert behind("new", old=old, new=new) == "", "it serves"
+    assert behind("other", new=new, other=old) == "", "an earlier run asked for something newer"
+    assert behind("old", old=old) == "", "the host has no such release yet"
+    assert behind("gone", new=new) == ""
+
+
 def test_many_pins_are_counted() -> None:
     many = OLD | {"pins": {f"package-{number:02}": "1" for number in range(20)}}
     lines = filters.release_difference(OLD, many)

@@ -19,8 +19,8 @@ from openai_server import FAULTS, MODEL, FakeServer
 from ops.engine_load import parse_counters
 from ops.http import Client, HttpError
 from ops.prompt_checks import FAULTS as ANSWER_FAULTS
-from ops.report import exposition, failure_text, summary_text
-from ops.smoke import BUDGET_S, Suite, SuiteError, main, run, suite_of
+from ops.report import exposition, failure_text, summary_text, write_report
+from ops.smoke import BUDGET_S, Suite, SuiteError, begun_report, main, run, stopped_report, suite_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -503,6 +503,80 @@ def test_a_systemd_that_does_not_answer_is_a_failed_check(
     assert row_of(report, "drift.unit")["next_command"] == "systemctl is-system-running"
     assert row_of(report, "prompt.capital")["ok"]
     assert "sglang_smoke_ok 0\n" in (tmp_path / "smoke.prom").read_text()
+
+
+def files_of(tmp_path: Path, ok: bool = True) -> list[str]:
+    """The options of a run, with the verdict of an older one in place."""
+    (tmp_path / "suite.json").write_text(json.dumps({"prompts": data(20.0)["prompts"][:1], "counters": False}))
+    (tmp_path / "report.json").write_text(json.dumps({"ok": ok, "model": "old"}))
+    (tmp_path / "smoke.prom").write_text(f"sglang_smoke_ok {int(ok)}\n")
+    files = [("suite", "suite.json"), ("report", "report.json"), ("metrics-file", "smoke.prom")]
+    return [word for option, name in files for word in (f"--{option}", str(tmp_path / name))]
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "next_command"),
+    [
+        ("inactive", "x.service is not active: inactive (dead)", "systemctl start x.service"),
+        ("failed", "x.service is not active: failed (dead)", "systemctl status x.service"),
+    ],
+)
+def test_a_unit_that_does_not_run_is_a_failed_run(tmp_path: Path, state: str, cause: str, next_command: str) -> None:
+    options = files_of(tmp_path)
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho ActiveState={state}\necho SubState=dead\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    with FakeServer() as fake:
+        done = command(
+            *options, "--unit", "x.service", "--url", fake.base_url, "--model", MODEL, path=f"{tmp_path}:/bin"
+        )
+        assert fake.questions == 0
+    assert done.returncode == 1, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["failed"], report["model"]) == (["run.begin"], MODEL)
+    assert [report["checks"][0][name] for name in ("cause", "next_command")] == [cause, next_command]
+    assert cause in done.stdout
+    assert f"next command: {next_command}" in done.stdout
+    assert "sglang_smoke_ok 0\n" in (tmp_path / "smoke.prom").read_text()
+
+
+def test_a_run_that_is_killed_leaves_no_older_verdict(tmp_path: Path) -> None:
+    options = files_of(tmp_path)
+    with FakeServer("hang") as fake:
+        options += ["--url", fake.base_url, "--model", MODEL]
+        argv = [sys.executable, "-m", "ops.smoke", *options]
+        with subprocess.Popen(argv, cwd=ROOT / "module_utils", stderr=subprocess.DEVNULL) as process:
+            while fake.questions == 0:
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.kill()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["ok"], report["failed"], report["before"]) == (False, ["run.begin"], {"ok": True, "model": "old"})
+    assert "has not ended: it goes on, or it was killed" in report["checks"][0]["cause"]
+    assert 60 < report["ends_by"] - time.time() <= 180
+    environment = {"EXIT_CODE": "killed", "EXIT_STATUS": "KILL", "SERVICE_RESULT": "timeout"}
+    for more, failed in (({"EXIT_CODE": "exited"}, None), ({}, ["run.begin"])):
+        env = {**os.environ, **environment, **more}
+        subprocess.run([*argv, "--ended"], cwd=ROOT / "module_utils", env=env, check=True)
+        after = json.loads((tmp_path / "report.json").read_text())
+        assert after == report if failed is None else "signal before it had a verdict: KILL (timeout)" in str(after)
+    assert (after["failed"], "ends_by" in after) == (["run.begin"], False)
+    assert "sglang_smoke_ok 0\n" in (tmp_path / "smoke.prom").read_text()
+
+
+def test_a_second_run_that_is_killed_keeps_no_pile_of_reports(tmp_path: Path) -> None:
+    path = str(tmp_path / "report.json")
+    for _ in range(2):
+        write_report(path, begun_report(path, "http://h:1", "m", "quick", 0))
+    assert json.loads((tmp_path / "report.json").read_text())["before"]["failed"] == ["run.begin"]
+
+
+def test_what_stopped_a_run_is_in_its_report() -> None:
+    words = "drift: 2 of 9 checks failed\ndrift.unit: wanted 'x'\nnext command: systemctl cat x\nnext command: b"
+    row = stopped_report(words, "http://h:1", "m", "quick", 0)["checks"][0]
+    assert (row["cause"], row["next_command"]) == (
+        "drift: 2 of 9 checks failed; drift.unit: wanted 'x'",
+        "systemctl cat x",
+    )
 
 
 @pytest.mark.parametrize("option", ["--report", "--metrics-file"])

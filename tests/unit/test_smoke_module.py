@@ -53,6 +53,26 @@ def test_a_run_that_can_not_begin_leaves_no_old_verdict(run_module: RunModule, t
     assert (result["report"]["ok"], result["report"]["failed"]) == (False, ["run.begin"])
 
 
+def test_what_stops_a_run_is_its_verdict(run_module: RunModule, tmp_path: Path) -> None:
+    path = tmp_path / "smoke.json"
+    path.write_text('{"ok": true}')
+    with FakeServer() as fake:
+        why = {"stopped": "not ready: x.service hangs\nnext command: systemctl restart x.service"}
+        smoke(run_module, fake, check=True, report_path=str(path), **why)
+        assert json.loads(path.read_text()) == {"ok": True}, "check mode writes nothing"
+        result = smoke(run_module, fake, report_path=str(path), **why)
+        assert fake.questions == 0
+    assert result["failed"]
+    assert "nothing was asked: not ready: x.service hangs" in result["msg"]
+    assert result["report"] == json.loads(path.read_text())
+    row = result["report"]["checks"][0]
+    assert (row["id"], row["cause"], row["next_command"]) == (
+        "run.begin",
+        "not ready: x.service hangs",
+        "systemctl restart x.service",
+    )
+
+
 def test_the_engine_may_be_elsewhere(run_module: RunModule) -> None:
     with FakeServer("loads_missing") as router, FakeServer() as engine:
         result = smoke(run_module, router, engine_url=engine.base_url)

@@ -143,10 +143,17 @@ def restart_samples(engines: t.Sequence[dict], units: str = UNITS, proc: str = P
 
 
 def read_report(path: str) -> tuple[int, dict] | None:
-    """When a smoke test began (seconds since the epoch), and its report; None when it cannot be read."""
+    """When a smoke test began (seconds since the epoch), and its report; None when there is none that can be read.
+
+    A test that goes on has no result yet, so that of the one before counts; one that is over its time was killed.
+    """
     try:
         with open(path, encoding="utf-8") as stream:
             report = json.load(stream)
+        if time.time() < report.get("ends_by", 0):
+            report = report["before"]
+        if report is None:
+            return None
         report = {key: report[key] for key in ("ok", "model", "started", "passed", "failed")} | {
             "skipped": report.get("skipped", []),
             "verdicts": {row["id"]: row["ok"] is True for row in report.get("checks", []) if not row["skipped"]},

@@ -11,8 +11,8 @@ disk, so a run that was killed leaves to the next one where it was. Prints a JSO
     current      ID, or null
     previous     ID of the proven release to go back to, the last one proven beside the current; or null
     environment  the directory that the link ROOT/environment leads to
-    releases     ID -> its release.json with `id`, `proven` (null, or the content of that file), `in_use` and, in each
-                 of its servers, `unit_text` and `launch_text`
+    releases     ID -> its release.json with `id`, `staged` (when, in seconds since the epoch), `proven` (null, or the
+                 content of that file), `in_use` and, in each of its servers, `unit_text` and `launch_text`
     removable    directories without which KEEP releases are left: the current one and those proven last. Nothing of a
                  release in use, and no environment that a kept release or the link needs
 """
@@ -32,6 +32,7 @@ def read_release(directory: Path) -> dict[str, Any]:
     for server in release["servers"]:
         server["unit_text"] = (directory / server["unit"]).read_text()
         server["launch_text"] = (directory / f"launch-{server['name']}.sh").read_text()
+    release["staged"] = (directory / "venv").lstat().st_mtime
     proven = directory / "proven"
     release["proven"] = json.loads(proven.read_text()) if proven.exists() else None
     return release

@@ -65,8 +65,42 @@ def release_obstacles(release: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     return obstacles
 
 
+def release_behind(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return how the host went back to an older release than the wanted one, which it has too; "" when it did not.
+
+    state: what files/look_at_releases.py says. wanted: as for release_difference; its notes are not compared, for they
+    come with a plan of the memory.
+    """
+    releases = {name: {**release, "notes": wanted["notes"]} for name, release in state["releases"].items()}
+    current = releases.get(state["current"])
+    same = [release for release in releases.values() if not release_difference(wanted, release)]
+    newer = [release for release in same if current and release["staged"] > current["staged"]]
+    if not newer or current in same:
+        return ""
+    target = next((release for release in newer if release["proven"]), newer[0])
+    asked = f"The release {target['id']}, which the inventory asks for, was"
+    if target["proven"]:
+        how, condition = f"{asked} proven at {target['proven']['at']} and rolled back", ""
+    else:
+        how, condition = f"{asked} staged and never proven", ", once the inventory is corrected"
+    serves = f"proven at {current['proven']['at']}" if current["proven"] else "not proven"
+    return "\n".join(
+        [
+            f"{how}; {current['id']}, {serves}, serves in its place.",
+            *release_difference(wanted, current),
+            f"next command: ansible-playbook playbooks/upgrade.yml, which goes forward again{condition}",
+            f"or keep {current['id']}: put the inventory back to what it was made from",
+        ]
+    )
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict:
-        return {"pins": pins, "release_difference": release_difference, "release_obstacles": release_obstacles}
+        return {
+            "pins": pins,
+            "release_difference": release_difference,
+            "release_obstacles": release_obstacles,
+            "release_behind": release_behind,
+        }
