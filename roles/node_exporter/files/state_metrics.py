@@ -155,9 +155,7 @@ def main() -> None:
     while True:
         try:
             write(config["output"], collect(config))
-        except (
-            OSError
-        ) as error:  # a full disk: the page grows old, and HostStateStale tells
+        except OSError as error:  # a full disk: the page grows old, and HostStateStale tells
             print(f"cannot write {config['output']}: {error.strerror}", file=sys.stderr, flush=True)
         time.sleep(config["interval_seconds"])
 
