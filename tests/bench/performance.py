@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/performance.md, whose tables the benchmarks write."""
+"""docs/performance.md and docs/reliability.md, whose tables the benchmarks write."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def circumstances() -> str:
     return f"{processor}; commit {commit}; {time.strftime('%Y-%m-%d')}"
 
 
-def put(name: str, lines: list[str]) -> str:
+def put(name: str, lines: list[str], document: Path = PERFORMANCE) -> str:
     """Put lines between the markers of a benchmark and return them as one text."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, rest = PERFORMANCE.read_text().split(begin)
+    before, rest = document.read_text().split(begin)
     text = "\n".join(lines)
-    PERFORMANCE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+    document.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
     return text

@@ -37,6 +37,7 @@ def main() -> None:
             except HttpError as failed:
                 error = str(failed)
             requests.append({"started": started, "ended": time.time(), "stream": stream, "error": error})
+            time.sleep(0.2 if error else 0)  # nobody there is no reason to ask as fast as one can
 
     threads = [threading.Thread(target=ask, args=(number % 2 == 1,)) for number in range(int(clients))]
     for thread in threads:

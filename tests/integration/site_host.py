@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -109,9 +110,10 @@ class SiteHost:
         assert status is None or done.returncode == status, done.stdout[-6000:]
         return Run(done.returncode, done.stdout)
 
-    def play_until(self, text: str, playbook: str, *arguments: str) -> None:
-        """Run a playbook and kill it, with everything it started, as soon as it prints `text`."""
-        command = self.command(playbook, *arguments)
+    def play_until(self, text: str, playbook: str, *arguments: str, by: signal.Signals = signal.SIGKILL) -> None:
+        """Run a playbook and end it by a signal, with everything it started, as soon as it prints `text`."""
+        # A test runner in the background has handed down that Ctrl-C is ignored.
+        command = ["env", "--default-signal=INT", *self.command(playbook, *arguments)]
         # Without this, Ansible prints a task's title only when it knows that the task is not skipped.
         environment = {**self.environment, "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
         with subprocess.Popen(
@@ -128,7 +130,8 @@ class SiteHost:
             for line in process.stdout:
                 printed += line
                 if text in line:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    os.killpg(process.pid, by)
+                    process.communicate(timeout=60)
                     return
         raise AssertionError(f"never printed {text!r}:\n{printed[-3000:]}")
 
@@ -148,6 +151,24 @@ class SiteHost:
         probe = "/opt/sglang/current/venv/bin/python -m ops.probe --url http://127.0.0.1:30001 --timeout 8"
         probe += " --api-key-file /etc/sglang/credentials/api-key"
         return self.shell(f"{probe} >/dev/null 2>&1; echo $?", status=None).endswith("0")
+
+
+class Load:
+    """Clients of a service on the control node, until the end of the block; then `requests` has what load.py says."""
+
+    def __init__(self, lab: SiteHost, url: str, key_file: Path, model: str, clients: int) -> None:
+        words = [sys.executable, CHECKOUT / "lab" / "lab", "exec", "--", sys.executable]
+        words += [CHECKOUT / "tests" / "integration" / "load.py", url, key_file, model, str(clients)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(words, env=lab.environment, text=True, **pipes)
+        self.requests: list[dict] = []
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        printed, _ = self.process.communicate(timeout=200)
+        self.requests = json.loads(printed.splitlines()[-1])
 
 
 def eventually(condition: Callable[[], Any], seconds: float, what: str) -> float:

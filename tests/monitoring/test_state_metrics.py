@@ -230,6 +230,30 @@ def test_labels_are_escaped():
     assert 'path="a\\"b\\\\c\\n"' in page([sample("ops_directory_size_bytes", {"path": 'a"b\\c\n'}, 1.0)])
 
 
+def test_a_page_that_cannot_be_written_ends_nothing(tmp_path):
+    """A full disk, here a directory that is not there yet: said, and written as soon as it can be."""
+    output, said = tmp_path / "later" / "state.prom", tmp_path / "said"
+    config = {"device": "cpu", "engines": [], "smoke_reports": [], "directories": [], "output": str(output)}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"interval_seconds": 0.1}))
+    with said.open("w") as stderr:
+        program = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "config.json"], stderr=stderr)
+
+    def within(seconds, condition):
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return condition()
+
+    try:
+        assert within(20, lambda: f"cannot write {output}: No such file or directory" in said.read_text())
+        output.parent.mkdir()
+        assert within(20, output.exists)
+        assert program.poll() is None
+    finally:
+        program.terminate()
+        program.wait()
+
+
 def test_promtool_takes_the_page_of_the_running_program(promtool, tmp_path, engine):
     output = tmp_path / "state.prom"
     config = {

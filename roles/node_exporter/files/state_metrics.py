@@ -235,7 +235,10 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as stream:
         config = json.load(stream)
     while True:
-        write(config["output"], collect(config))
+        try:
+            write(config["output"], collect(config))
+        except OSError as error:  # a full disk: the page grows old, and HostStateStale tells
+            print(f"cannot write {config['output']}: {error.strerror}", file=sys.stderr, flush=True)
         time.sleep(config["interval_seconds"])
 
 
