@@ -112,6 +112,7 @@ def line_of(limits: Sequence[tuple[float | None, str]]) -> list[models.DynamicCo
 
 
 UP = words({"0": ("NO", RED), "1": ("yes", GREEN)})
+PENDING = words({"1": ("put off", ORANGE)})
 PASSED = words({"0": ("FAILED", RED), "1": ("passed", GREEN)})
 ACTIVE = words({"0": ("off", ORANGE), "1": ("active", GREEN)})
 RIGHT_AXIS = value("custom.axisPlacement", "right")
@@ -143,16 +144,18 @@ ALERTS = Panel(
 )
 READY = Panel(
     "Engines",
-    "Is every engine scraped, and does it say that it is ready?",
-    "NO for longer than a restart: SGLangTargetDown, SGLangNotReady.",
-    ["up", "ops_engine_ready"],
+    "Is every engine scraped, does it say that it is ready, and does it run what was configured?",
+    "NO for longer than a restart: SGLangTargetDown, SGLangNotReady. Restart put off: ansible-playbook site.yml.",
+    ["up", "ops_engine_ready", "ops_restart_pending"],
     [
         Query(f"max by (job, instance, role) (up{{{ENGINE}}})", "{{role}} scraped", now=True),
         Query("max by (unit, role) (ops_engine_ready)", "{{role}} ready", now=True),
+        Query("max by (unit, role) (ops_restart_pending) == 1", "{{role}} restart", now=True),
     ],
     "none",
     (10, 0, 5, 6),
     no_value="Nothing is scraped: SGLangTargetAbsent",
+    overrides=[(".* restart", [value("mappings", PENDING), value("thresholds", steps([(None, ORANGE)]))])],
 )
 SMOKE = Panel(
     "Smoke test",

@@ -80,6 +80,25 @@ def test_an_engine_that_does_not_listen_is_not_ready(state):
     assert state([one])['ops_engine_ready{unit="sglang-unified.service",role="unified"}'] == 0
 
 
+@pytest.mark.parametrize(
+    ("running", "on_disk", "pending"),
+    [("a" * 64, "a" * 64, False), ("a" * 64, "b" * 64, True), (None, "b" * 64, None), ("a" * 64, None, None)],
+)
+def test_a_restart_that_was_put_off_is_seen(tmp_path, running, on_disk, pending):
+    """By the hash of the first process that still has its environment; the second one has renamed itself."""
+    files = {"sys/fs/cgroup/system.slice/x.service/cgroup.procs": "30\n7\n", "proc/30/environ": "sglang::scheduler\0"}
+    files |= {"proc/7/environ": f"HOME=/\0OPS_CONFIG_SHA256={running}\0"} if running else {}
+    files |= (
+        {"etc/systemd/system/x.service": f"[Service]\nEnvironment=OPS_CONFIG_SHA256={on_disk}\n"} if on_disk else {}
+    )
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    look = runpy.run_path(str(PROGRAM))["restart_pending"]
+    assert look("x.service", tmp_path) is pending
+    assert look("y.service", tmp_path) is None
+
+
 def test_without_a_report_there_is_no_smoke_result(state):
     assert not any(name.startswith("ops_smoke") for name in state())
 

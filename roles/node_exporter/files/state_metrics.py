@@ -4,8 +4,8 @@
 
     state_metrics.py CONFIG.json
 
-It reads the state and trusts no event: whether each engine says that it is ready, what the newest smoke report found,
-how full the directories are that the engine needs. CONFIG.json:
+It reads the state and trusts no event: whether each engine says that it is ready and runs what its unit has, what the
+newest smoke report found, how full the directories are that the engine needs. CONFIG.json:
 
     {"device": "cuda", "engines": [{"unit": "sglang-unified.service", "role": "unified", "url": "http://127.0.0.1:30001"}],
      "smoke_reports": ["/var/lib/sglang/reports/smoke.json"], "directories": ["/var/cache/sglang"],
@@ -17,11 +17,13 @@ from __future__ import annotations
 import calendar
 import json
 import os
+import re
 import sys
 import time
 import typing as t
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 READY_TIMEOUT_S = 5.0
 # Families in the order of the page: name -> help. All are gauges.
@@ -29,6 +31,7 @@ FAMILIES = {
     "ops_state_timestamp_seconds": "When this page was written.",
     "ops_engine_device": "1 for the device that the engines compute on.",
     "ops_engine_ready": "1 when the engine's /ready says 200, 0 when it says anything else or nothing.",
+    "ops_restart_pending": "1 when the unit's process was started with another configuration than its file has by now.",
     "ops_smoke_ok": "1 when every check of the last smoke test passed.",
     "ops_smoke_timestamp_seconds": "When the last smoke test began.",
     "ops_smoke_checks": "Checks of the last smoke test by result.",
@@ -53,6 +56,37 @@ def engine_ready(url: str, timeout: float = READY_TIMEOUT_S) -> bool:
             return answer.status == 200
     except (OSError, ValueError):
         return False
+
+
+def hash_in(path: Path) -> str | None:
+    """The sha256 of a configuration in a unit's file or a process's environment; None where there is none to read."""
+    try:
+        found = re.search(rb"OPS_CONFIG_SHA256=([0-9a-f]{64})", path.read_bytes())
+    except OSError:
+        return None
+    return found[1].decode() if found else None
+
+
+def restart_pending(unit: str, root: Path = Path("/")) -> bool | None:
+    """Whether a unit waits for a restart that was put off, or not come to. None when it does not run."""
+    try:
+        group = (root / "sys/fs/cgroup/system.slice" / unit / "cgroup.procs").read_text().split()
+    except OSError:
+        return None
+    # The first of them is the main process; those that have renamed themselves have written over their environment.
+    running = [found for pid in sorted(group, key=int) if (found := hash_in(root / "proc" / pid / "environ"))]
+    wanted = hash_in(root / "etc/systemd/system" / unit)
+    return running[0] != wanted if running and wanted else None
+
+
+def pending_samples(config: dict) -> list[Sample]:
+    """Which units wait for a restart."""
+    seen = [(engine, restart_pending(engine["unit"])) for engine in config["engines"]]
+    return [
+        Sample("ops_restart_pending", {"unit": engine["unit"], "role": engine["role"]}, float(pending))
+        for engine, pending in seen
+        if pending is not None
+    ]
 
 
 def engine_samples(config: dict) -> list[Sample]:
@@ -144,7 +178,7 @@ def write(path: str, text: str) -> None:
 def collect(config: dict) -> str:
     """Look at everything once and return the page."""
     samples = [Sample("ops_state_timestamp_seconds", {}, float(int(time.time())))]
-    samples += engine_samples(config)
+    samples += engine_samples(config) + pending_samples(config)
     samples += [sample for path in config["smoke_reports"] for sample in smoke_samples(path)]
     return page(samples + directory_samples(config["directories"]))
 
