@@ -143,3 +143,20 @@ def watch(client: Client, until: t.Callable[[Load], bool], window: float, pause:
             return Watched(False, tuple(samples))
         time.sleep(pause)
         pause = min(0.5, pause * 1.5)
+
+
+# A request that the router had handed over just before it was told to stop may still be on its way.
+SETTLE_S = 1.0
+
+
+def watch_idle(client: Client, budget: float, settle: float = SETTLE_S) -> Watched:
+    """Watch until nothing has run or waited for `settle` seconds, or the budget (seconds) is over."""
+    idle_since: float | None = None
+
+    def settled(load: Load) -> bool:
+        nonlocal idle_since
+        now = time.monotonic()
+        idle_since = None if load.busy else now if idle_since is None else idle_since
+        return idle_since is not None and now - idle_since >= settle
+
+    return watch(client, settled, budget, pause=0.1)

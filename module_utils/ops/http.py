@@ -250,6 +250,9 @@ class Client:
     def post_json(self, path: str, payload: t.Any, timeout: float | None = None) -> t.Any:
         return self._json("POST", path, payload, timeout)
 
+    def delete_json(self, path: str, timeout: float | None = None) -> t.Any:
+        return self._json("DELETE", path, None, timeout)
+
     def post_sse(self, path: str, payload: t.Any, timeout: float | None = None) -> t.Iterator[str]:
         """The data of each event of a streamed answer, as they arrive."""
         call = _Call(self, "POST", path, payload, timeout)

@@ -171,6 +171,17 @@ CAUSES: tuple[Cause, ...] = (
         "srt/mem_cache/allocation.py",
     ),
     _row(
+        "gpu_memory_held",
+        FATAL,
+        r"not started: GPU \d+ \(.* held by ",
+        "somebody else holds memory of the server's GPUs",
+        "none; the line says who, and how to end it",
+        _GPU_OWNERS,
+        "not started: GPU 5 (0000:84:00.0): 90112 MiB held by process 4711 (python3), wanted: no memory held by "
+        "others; end them if they are left over: kill 4711",
+        "module_utils/ops/gpu_free.py",
+    ),
+    _row(
         "gpu_out_of_memory",
         FATAL,
         r"(?<![\w.])[\w.]{0,99}OutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two hosts with a real engine each behind the real router: both answer, one dies under load, and it comes back.
+"""Two hosts with a real engine each behind the real router: both answer, one dies under load, and it comes back; both
+restart under load, one after the other, and no request is lost.
 
 The tests build on each other, as those of test_site.py do.
 """
@@ -23,6 +24,12 @@ API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 MODEL = "smollm2-135m-instruct"
 CLIENTS = 6
 START_SECONDS = 420
+SHORTER = ["-e", "sglang_serve_context_length=4096"]
+# The engine's parser takes this, the engine does not.
+BROKEN = [
+    "-e",
+    json.dumps({"sglang_serve_arguments_custom": {"json-model-override-args": '{"max_position_embeddings": 2048}'}}),
+]
 # A unit of another topology. It notes when it had ended.
 OTHER_UNIT = r"""
 [Service]
@@ -161,6 +168,90 @@ def test_an_engine_that_dies_under_load_costs_only_what_it_was_answering(lab: Si
     assert len(lost) < len(running)
     assert [one for one in lost if one not in running] == []
     assert lab.main_pid(ENGINE, "lab2") not in (0, pid)
+
+
+def context_lengths(lab: SiteHost) -> list[str]:
+    """What the running engines were told, one for each host."""
+    words = [
+        lab.shell(f"tr '\\0' '\\n' < /proc/{lab.main_pid(ENGINE, it)}/cmdline", host=it).split("\n") for it in ENGINES
+    ]
+    return [one[one.index("--context-length") + 1] for one in words]
+
+
+def away(lab: SiteHost, host: str) -> tuple[float, float]:
+    """When an engine was last down: seconds since the epoch of the end and of the next readiness of its unit."""
+    names = ("ActiveExitTimestamp", "ActiveEnterTimestamp")
+    begin, end = (lab.shell(f'date -d "$(systemctl show -P {name} {ENGINE})" +%s.%N', host=host) for name in names)
+    return float(begin), float(end)
+
+
+@pytest.mark.parametrize(
+    ("playbook", "arguments", "length"),
+    [("site.yml", SHORTER, "4096"), ("playbooks/rollback.yml", [], "8192")],
+    ids=["upgrade", "rollback"],
+)
+def test_both_restart_under_load_and_no_request_is_lost(
+    lab: SiteHost, playbook: str, arguments: list[str], length: str
+) -> None:
+    """site.yml with another argument, then the way back: never both away at once, and every request is answered."""
+    began, before = time.time(), [lab.main_pid(ENGINE, host) for host in ENGINES]
+    with Load(lab) as load:
+        lab.play(playbook, *arguments)
+    assert [one for one in load.requests if one["error"]] == []
+    assert {one["stream"] for one in load.requests} == {True, False}
+    assert context_lengths(lab) == [length, length]
+    assert not set(before) & {lab.main_pid(ENGINE, host) for host in ENGINES}
+    first, second = sorted(away(lab, host) for host in ENGINES)
+    assert began < first[0] < first[1] < second[0] < second[1]
+    inside = [
+        sum(begin <= one["started"] and one["ended"] <= end for one in load.requests) for begin, end in (first, second)
+    ]
+    assert min(inside) > 0
+    assert ready_servers(lab) == 2
+    durations = [f"{end - begin:.0f} s" for begin, end in (first, second)]
+    print(f"{playbook}: {len(load.requests)} requests, 0 lost; away {durations}, {inside} answered meanwhile")
+
+
+def test_what_the_first_replica_does_not_take_never_reaches_the_second(lab: SiteHost) -> None:
+    """It goes back by itself, under load, with nothing lost; the other one goes on all the while."""
+    before = [lab.main_pid(ENGINE, host) for host in ENGINES]
+    with Load(lab) as load:
+        run = lab.play("site.yml", *BROKEN, status=None)
+    text = " ".join(run.output.rpartition("TASK [")[2].split())
+    assert run.status != 0
+    assert "serves again and is proven" in text, run.output[-4000:]
+    assert [one for one in load.requests if one["error"]] == []
+    after = [lab.main_pid(ENGINE, host) for host in ENGINES]
+    assert (after[0] not in (0, before[0]), after[1]) == (True, before[1])
+    assert context_lengths(lab) == ["8192", "8192"]
+    assert ready_servers(lab) == 2
+
+
+def test_a_replica_that_a_killed_run_left_out_comes_back(lab: SiteHost) -> None:
+    """Killed when the first one is out of the router: the other one answers, and the next run puts it back."""
+    lab.play_until("TASK [Note that it is out]", "site.yml", *SHORTER)
+    assert ready_servers(lab) == 1
+    lab.play("site.yml")
+    assert ready_servers(lab) == 2
+    assert context_lengths(lab) == ["8192", "8192"]
+
+
+def test_a_restart_that_is_put_off_is_seen(lab: SiteHost) -> None:
+    """By doctor.yml and in the metrics; nothing restarts."""
+    before = [lab.main_pid(ENGINE, host) for host in ENGINES]
+    lab.play("site.yml", "-e", "sglang_serve_restart_policy=defer", *SHORTER)
+    assert [lab.main_pid(ENGINE, host) for host in ENGINES] == before
+    pending = f'ops_restart_pending{{unit="{ENGINE}",role="replica-0"}}'
+    eventually(
+        lambda: f"{pending} 1" in lab.shell("cat /var/lib/sglang/metrics/state.prom"), 60, "the metric of the restart"
+    )
+    doctor = lab.play("playbooks/doctor.yml", *SHORTER, status=None)
+    assert doctor.status != 0
+    assert "the process was started with another configuration: restart it" in " ".join(doctor.output.split())
+    lab.play("site.yml")
+    eventually(
+        lambda: f"{pending} 0" in lab.shell("cat /var/lib/sglang/metrics/state.prom"), 60, "the metric without it"
+    )
 
 
 def test_prometheus_where_the_router_is_sees_every_server(lab: SiteHost) -> None:

@@ -233,7 +233,8 @@ def test_labels_are_escaped():
 def test_a_page_that_cannot_be_written_ends_nothing(tmp_path):
     """A full disk, here a directory that is not there yet: said, and written as soon as it can be."""
     output, said = tmp_path / "later" / "state.prom", tmp_path / "said"
-    config = {"device": "cpu", "engines": [], "smoke_reports": [], "directories": [], "output": str(output)}
+    config = {"device": "cpu", "engines": [], "release": "/no/such", "smoke_reports": [], "directories": []}
+    config["output"] = str(output)
     (tmp_path / "config.json").write_text(json.dumps(config | {"interval_seconds": 0.1}))
     with said.open("w") as stderr:
         program = subprocess.Popen([sys.executable, PROGRAM, tmp_path / "config.json"], stderr=stderr)

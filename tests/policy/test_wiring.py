@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from jinja2 import Environment, nodes
 from ops.answers import check_expectation
-from repository import ROLES, ROOT, load, tracked
+from repository import ROLES, ROOT, load, tasks_in, tracked
 
 WIRING = load(ROOT / "playbooks/group_vars/all/wiring.yml")
 MODELS = sorted((ROOT / "models").glob("*.yml"))
 INVENTORIES = [path for path in tracked("inventory") if "group_vars" in path.parts or "host_vars" in path.parts]
 OPTIONS = {name for role in ROLES for name in role.options} | {"site_model", "site_topology"}
+PLAYBOOK_TASKS = sorted((ROOT / "playbooks/tasks").glob("*.yml"))
 # Set by Ansible.
 MAGIC = {"playbook_dir", "inventory_dir", "inventory_hostname", "ansible_host", "ansible_check_mode", "lookup", "query"}
-MAGIC |= {"ansible_failed_result"}
+MAGIC |= {"ansible_failed_result", "omit"}
 MAGIC |= {"groups", "hostvars", "ansible_inventory_sources", "ansible_ssh_executable", "ansible_user"}
 
 
@@ -39,6 +40,8 @@ def read_by(content: Any) -> set[str]:
 
 def known() -> set[str]:
     names = OPTIONS | MAGIC | set(WIRING)
+    for task in (task for path in PLAYBOOK_TASKS for task in tasks_in(load(path))):
+        names |= {*task.get("ansible.builtin.set_fact", {}), task.get("loop_control", {}).get("loop_var", "item")}
     for role in ROLES:
         names |= set(role.variables) | role.registered
     return names
@@ -52,7 +55,7 @@ def test_wiring_sets_variables_that_exist():
     assert {name for name in WIRING if not name.startswith("__site_")} - OPTIONS == set()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "playbooks/tasks").glob("*.yml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PLAYBOOK_TASKS, ids=lambda path: path.name)
 def test_tasks_of_playbooks_read_variables_that_exist(path):
     own = {name for task in load(path) for name in task.get("vars", {})}
     assert read_by(load(path)) - known() - own == set()

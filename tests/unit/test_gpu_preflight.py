@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_samples import MAX_Q, WANTED, GpuHost, gpu_xml, process_xml, sample, smi_xml
-from ops import gpu_checks, gpu_facts
+from ops import gpu_checks, gpu_facts, gpu_free
 from ops.findings import KINDS
 from ops.gpu_facts import parse_csv, parse_lspci, parse_p2p, parse_xids, parse_xml, propose_islands
 from ops.host import Host, number, run_program
@@ -483,6 +483,43 @@ def test_a_little_memory_is_no_orphan(gpus):
     gpus.process(900, "system.slice/gdm.service", "Xorg")
     held_by(gpus, 900, used="120 MiB", fb="300 MiB")
     assert look(gpus).findings == []
+
+
+# Before a server starts.
+
+
+def wait(gpus: GpuHost, *units: str, timeout: float = 60) -> tuple[int, list[str], list[float]]:
+    """Wait for GPU 4 to 7; return the status, what was said, and the pauses."""
+    said, pauses = [], []
+    status = gpu_free.wait_until_free(
+        gpus.host, [4, 5, 6, 7], units, timeout, said.append, lambda: float(len(pauses)), pauses.append
+    )
+    return status, said, pauses
+
+
+def test_free_memory_is_not_waited_for(gpus):
+    assert wait(gpus) == (0, ["the memory of GPU 4, 5, 6, 7 is free after 0 s"], [])
+
+
+def test_memory_that_stays_held_is_no_start(gpus):
+    gpus.process(4711, "user.slice")
+    held_by(gpus, 4711)
+    status, said, pauses = wait(gpus, timeout=5)
+    assert (status, len(pauses)) == (1, 4)
+    assert "GPU 5 (0000:84:00.0): 90112 MiB held by process 4711 (python3)" in said[0]
+    assert said[0].endswith("kill 4711")
+
+
+def test_memory_of_a_neighbour_or_of_other_gpus_is_not_looked_at(gpus):
+    gpus.process(4711, "system.slice/sglang-replica-0.service")
+    held_by(gpus, 4711)
+    assert wait(gpus, "sglang-replica-0.service")[0] == 0
+    assert gpu_free.wait_until_free(gpus.host, [0, 1, 2, 3], [], 5, print, lambda: 0.0, lambda _s: None) == 0
+
+
+def test_a_driver_that_does_not_answer_stops_no_start(gpus):
+    gpus.answers["nvidia-smi -q -x"] = (127, "not found")
+    assert wait(gpus) == (0, ["not known whether the memory of GPU 4, 5, 6, 7 is free: nvidia-smi: missing"], [])
 
 
 # The driver and the kernel.

@@ -124,6 +124,32 @@ def test_servers_of_several_hosts(routers, wanted):
     assert [server["url"] for server in fleet] == [f"http://{address}" for address in wanted]
 
 
+def turns(topology: str = "replicas", **up: dict[str, bool] | None) -> list[str]:
+    """Return machine/name of each turn; up: host -> which of its units answer, None for a host that is not reached."""
+    variables = {host: {} if seen is None else {"__sglang_serve_up": seen} for host, seen in up.items()}
+    defaults = {**DEFAULTS, "sglang_serve_islands": ISLANDS}
+    fleet = plugin.sglang_fleet(list(up), topology, list(up)[:1], variables, defaults)
+    return [f"{turn['machine']}/{turn['name']}" for turn in plugin.sglang_turns(fleet, variables)]
+
+
+def up(first: bool, second: bool) -> dict[str, bool]:
+    return {"sglang-replica-0.service": first, "sglang-replica-1.service": second}
+
+
+def test_replicas_restart_one_after_the_other_and_those_that_are_down_first():
+    in_order = ["a/replica-0", "a/replica-1", "b/replica-0", "b/replica-1"]
+    assert turns(a=up(True, True), b=up(True, True)) == in_order
+    assert turns(a=up(True, True), b=up(True, False)) == ["b/replica-1", *in_order[:3]]
+    # A host that this run does not reach may be the one that answers.
+    assert turns(a=up(False, False), b=None) == in_order
+
+
+def test_servers_start_together_when_there_is_nothing_to_keep():
+    assert turns(a=up(False, False), b=up(False, False)) == []
+    assert turns("unified", a={"sglang-unified.service": True}) == []
+    assert turns("disaggregated", a={"sglang-prefill.service": True, "sglang-decode.service": True}) == []
+
+
 def test_a_side_is_compared_but_not_asked():
     both = servers("disaggregated", environment={"DSV4_SM120_MHC": "0"})
     intents = plugin.sglang_intents(both, "/opt/sglang/current/venv", "0.5.23", True, ["decode", "mhc"])

@@ -95,14 +95,31 @@ def sglang_fleet(
     """Return the servers of all hosts.
 
     routers: hosts with a router. variables: host -> its variables. defaults: those of this role, for what a host does
-    not set.
+    not set. Each server also has its machine, the host's name in the inventory.
     """
     fleet = []
     for machine in hosts:
         seen = variables[machine]
         settings = {name: seen.get(f"sglang_serve_{name}", defaults[f"sglang_serve_{name}"]) for name in SETTINGS}
-        fleet += sglang_servers(topology, settings, sglang_inner_host(machine, routers, variables))
+        servers = sglang_servers(topology, settings, sglang_inner_host(machine, routers, variables))
+        fleet += [{"machine": machine, **server} for server in servers]
     return fleet
+
+
+def sglang_turns(
+    fleet: Sequence[Mapping[str, Any]], variables: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the replicas of all hosts (machine, name, url) in the order in which they restart, one after the other.
+
+    variables: host -> its variables, with the fact __sglang_serve_up (unit -> whether it answered when this run began
+    to switch) of the hosts that this run reaches; those of others are taken for up. Replicas that were not up come
+    first, so that they can stand in for the others. Nothing when none was up: there is nothing to keep then, and they
+    start together. Nothing either for servers that can't stand in for each other.
+    """
+    turns = [server for server in fleet if server["name"] not in ("unified", *SIDES)]
+    up = [variables[one["machine"]].get("__sglang_serve_up", {}).get(one["unit"], True) for one in turns]
+    ordered = [turn for state in (False, True) for turn, it in zip(turns, up, strict=True) if it is state]
+    return pick(ordered, "machine", "name", "url") if any(up) else []
 
 
 def sglang_inner_host(machine: str, routers: Sequence[str], variables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -276,6 +293,7 @@ class FilterModule:
         return {
             "sglang_servers": sglang_servers,
             "sglang_fleet": sglang_fleet,
+            "sglang_turns": sglang_turns,
             "sglang_inner_host": sglang_inner_host,
             "sglang_address": sglang_address,
             "url_host": url_host,
