@@ -20,6 +20,7 @@ from ops.drift import Intent, Reality, environment_row
 from ops.engine_checks import check_configuration
 from ops.http import Client
 from ops.preflight import Host
+from ops.smoke import suite_of
 from ops.systemd import UnitState
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +207,13 @@ def test_router_understands_the_launch_line(rendered, router, path, tmp_path):
     assert parsed["prefill_urls"] == [[server["url"], server["bootstrap_port"]] for server in sides["prefill"]]
     assert parsed["decode_urls"] == [server["url"] for server in sides["decode"]]
     assert parsed["api_key"] is None
+
+
+@pytest.mark.parametrize(("topology", "ids"), [("unified", []), ("replicas", []), ("disaggregated", ["2k", "32k"])])
+def test_prefill_and_decode_apart_are_never_proven_without_a_long_text(rendered, topology, ids):
+    suite = suite_of(rendered[f"production-{topology}-gpu1"]["checks"])
+    assert [check.id for check in suite.of("quick").needles] == ids
+    assert [check.id for check in suite.of("full").needles] == ["2k", "32k"]
 
 
 def test_router_reads_its_arguments_before_it_is_touched(engine_python):
