@@ -103,7 +103,7 @@ def at_rest(host: SiteHost) -> bool:
 def up(host: SiteHost) -> str:
     """What Prometheus has of the engine now, "" when its newest sample is old."""
     query = "http://127.0.0.1:9090/api/v1/query?query=up%7Bjob=%22sglang%22%7D%20and%20time()-timestamp(up)%3C10"
-    printed = host.shell(f"curl -s '{query}'", status=None)
+    printed = host.shell(f"curl -sf '{query}'", status=None)
     result = json.loads(printed)["data"]["result"] if printed else []
     return result[0]["value"][1] if result else ""
 
