@@ -10,7 +10,7 @@ import pytest
 from site_host import SiteHost
 
 # They share a host, which goes through them in this order.
-ONE_HOST = ("test_site.py", "test_upgrade.py", "test_bench.py", "test_faults.py", "test_soak.py", "test_operations.py")
+ONE_HOST = tuple(f"test_{name}.py" for name in ("site", "upgrade", "faults", "soak", "bench", "operations"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -264,7 +264,7 @@ def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> N
 
 @fault(
     "unit file edited by hand",
-    "smoke says that it was changed and not loaded; site.yml puts it back, without a restart",
+    "smoke says that it was changed and not loaded; site.yml puts it back",
 )
 def test_an_edited_unit_file(serving: SiteHost, seen: Seen) -> None:
     before, unit = serving.main_pid(ENGINE), f"/etc/systemd/system/{ENGINE}"
