@@ -13,10 +13,10 @@ from site_host import SiteHost
 ONE_HOST = (
     "test_site.py",
     "test_upgrade.py",
-    "test_bench.py",
-    "test_dashboard_live.py",
     "test_faults.py",
     "test_soak.py",
+    "test_bench.py",
+    "test_dashboard_live.py",
     "test_operations.py",
 )
 
