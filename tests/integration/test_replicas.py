@@ -63,9 +63,9 @@ def ready_servers(lab: SiteHost) -> int:
 class Load:
     """Clients of the service on the control node, until the end of the block."""
 
-    def __init__(self, lab: SiteHost) -> None:
+    def __init__(self, lab: SiteHost, clients: int = CLIENTS) -> None:
         words = [sys.executable, CHECKOUT / "lab" / "lab", "exec", "--", sys.executable]
-        words += [CHECKOUT / "tests" / "integration" / "load.py", PUBLIC, API_KEY_FILE, MODEL, str(CLIENTS)]
+        words += [CHECKOUT / "tests" / "integration" / "load.py", PUBLIC, API_KEY_FILE, MODEL, str(clients)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(words, env=lab.environment, text=True, **pipes)
         self.requests: list[dict] = []
@@ -187,15 +187,15 @@ def away(lab: SiteHost, host: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("playbook", "arguments", "length"),
-    [("site.yml", SHORTER, "4096"), ("playbooks/rollback.yml", [], "8192")],
+    [("playbooks/upgrade.yml", SHORTER, "4096"), ("playbooks/rollback.yml", [], "8192")],
     ids=["upgrade", "rollback"],
 )
 def test_both_restart_under_load_and_no_request_is_lost(
     lab: SiteHost, playbook: str, arguments: list[str], length: str
 ) -> None:
-    """site.yml with another argument, then the way back: never both away at once, and every request is answered."""
+    """upgrade.yml with another argument, then the way back: never both away at once, and every request is answered."""
     began, before = time.time(), [lab.main_pid(ENGINE, host) for host in ENGINES]
-    with Load(lab) as load:
+    with Load(lab, clients=2) as load:
         lab.play(playbook, *arguments)
     assert [one for one in load.requests if one["error"]] == []
     assert {one["stream"] for one in load.requests} == {True, False}
@@ -214,16 +214,16 @@ def test_both_restart_under_load_and_no_request_is_lost(
 
 def test_what_the_first_replica_does_not_take_never_reaches_the_second(lab: SiteHost) -> None:
     """It goes back by itself, under load, with nothing lost; the other one goes on all the while."""
-    before = [lab.main_pid(ENGINE, host) for host in ENGINES]
-    with Load(lab) as load:
-        run = lab.play("site.yml", *BROKEN, status=None)
+    before, lengths = [lab.main_pid(ENGINE, host) for host in ENGINES], context_lengths(lab)
+    with Load(lab, clients=2) as load:
+        run = lab.play("playbooks/upgrade.yml", *BROKEN, status=None)
     text = " ".join(run.output.rpartition("TASK [")[2].split())
     assert run.status != 0
     assert "serves again and is proven" in text, run.output[-4000:]
     assert [one for one in load.requests if one["error"]] == []
     after = [lab.main_pid(ENGINE, host) for host in ENGINES]
     assert (after[0] not in (0, before[0]), after[1]) == (True, before[1])
-    assert context_lengths(lab) == ["8192", "8192"]
+    assert context_lengths(lab) == lengths
     assert ready_servers(lab) == 2
 
 
