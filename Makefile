@@ -2,7 +2,7 @@
 PYTHON ?= python3
 INVENTORY ?= inventory/lab
 
-.PHONY: help venv site smoke test lint unit integration dashboard dashboard-shot bench timings lab-up lab-down lab-status
+.PHONY: help venv site smoke test lint unit integration test-thorough dashboard dashboard-shot bench timings lab-up lab-down lab-status
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -27,6 +27,9 @@ unit: ## Unit, template, policy and kernel tests only
 
 integration: ## Tests on lab hosts only
 	$(PYTHON) tools/test integration
+
+test-thorough: ## Tests on lab hosts, with every fault of docs/reliability.md (an hour more)
+	$(PYTHON) tools/test thorough
 
 dashboard: ## Show the dashboard as a live page (npm fetches 500 MB of packages at first, Node 22 is a wheel where there is none)
 	dashboard/run

@@ -213,6 +213,7 @@ def test_a_full_disk_under_the_models(serving: SiteHost, seen: Seen) -> None:
     seen("as expected")
 
 
+@pytest.mark.thorough
 @fault("a failed pip in an upgrade", "pip's own words; what serves runs on")
 def test_a_failed_pip(serving: SiteHost, seen: Seen) -> None:
     before = serving.main_pid(ENGINE)
@@ -226,6 +227,7 @@ def test_a_failed_pip(serving: SiteHost, seen: Seen) -> None:
     seen("no matching distribution for transformers")
 
 
+@pytest.mark.thorough
 @fault("disk full in an upgrade", "what serves runs on; the next run removes what was left")
 def test_a_full_disk_in_an_upgrade(serving: SiteHost, seen: Seen) -> None:
     before = serving.main_pid(ENGINE)
@@ -245,6 +247,7 @@ def test_a_full_disk_in_an_upgrade(serving: SiteHost, seen: Seen) -> None:
     seen("No space left on device; the next upgrade.yml removed what was left")
 
 
+@pytest.mark.thorough
 @fault("Ctrl-C at a step of an upgrade", "what serves runs on, at whatever step; the next run heals")
 def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> None:
     before = serving.main_pid(ENGINE)
@@ -262,6 +265,7 @@ def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> N
     )
 
 
+@pytest.mark.thorough
 @fault(
     "unit file edited by hand",
     "smoke says that it was changed and not loaded; site.yml puts it back",
@@ -279,6 +283,7 @@ def test_an_edited_unit_file(serving: SiteHost, seen: Seen) -> None:
     seen("drift named; healed by one play", time.monotonic() - started)
 
 
+@pytest.mark.thorough
 @fault("half-written launch script, unit and configurations", "site.yml writes them whole; what serves runs on")
 def test_half_written_configuration(serving: SiteHost, seen: Seen) -> None:
     before = serving.main_pid(ENGINE)
@@ -302,6 +307,7 @@ def test_half_written_configuration(serving: SiteHost, seen: Seen) -> None:
     seen("five files cut in half, whole again after one play", took)
 
 
+@pytest.mark.thorough
 @fault("Prometheus killed and stopped", "the engine answers; kill -9: back by itself; stopped: smoke names it")
 def test_prometheus_is_down(serving: SiteHost, seen: Seen) -> None:
     before, started = serving.main_pid(PROMETHEUS), time.monotonic()
@@ -327,7 +333,10 @@ def test_prometheus_is_down(serving: SiteHost, seen: Seen) -> None:
         ),
         pytest.param(
             "sglang::detokenizer",
-            marks=fault("kill -9 of the detokenizer", "the unit ends and is started again by itself"),
+            marks=[
+                fault("kill -9 of the detokenizer", "the unit ends and is started again by itself"),
+                pytest.mark.thorough,
+            ],
         ),
     ],
 )
@@ -341,6 +350,7 @@ def test_kill_9_of_a_process_of_the_engine(serving: SiteHost, seen: Seen, proces
     seen(f"the rest ended after {gone:.0f} s", took)
 
 
+@pytest.mark.thorough
 @fault("OOM kill by the unit's memory limit", "the unit ends and is started again by itself")
 def test_the_kernel_ends_the_largest_process(serving: SiteHost, seen: Seen) -> None:
     before, group = serving.main_pid(ENGINE), serving.shell(f"systemctl show -P ControlGroup {ENGINE}")
@@ -358,6 +368,7 @@ def test_the_kernel_ends_the_largest_process(serving: SiteHost, seen: Seen) -> N
     seen("ended by the kernel, started again", took)
 
 
+@pytest.mark.thorough
 @fault("port stolen while the engine is down", "doctor names the thief; the engine starts by itself when it is gone")
 def test_a_stolen_port(serving: SiteHost, seen: Seen) -> None:
     serving.shell(f"systemctl stop {ENGINE}; setsid python3 -m http.server 30001 >/dev/null 2>&1 & sleep 1")
@@ -374,6 +385,7 @@ def test_a_stolen_port(serving: SiteHost, seen: Seen) -> None:
     seen("named with its process; started by itself", took)
 
 
+@pytest.mark.thorough
 @fault("corrupt model file", "site.yml names it, makes the files anew and restarts what may have loaded them")
 def test_a_corrupt_model_file(serving: SiteHost, seen: Seen) -> None:
     """One byte of the weights: no size tells, and the engine would start with it."""
@@ -387,6 +399,7 @@ def test_a_corrupt_model_file(serving: SiteHost, seen: Seen) -> None:
     seen("named, made anew, restarted and proven by one play", time.monotonic() - started)
 
 
+@pytest.mark.thorough
 @fault("corrupt cache of compiled kernels", "what is damaged is thrown away before the start, and compiled again")
 def test_a_corrupt_cache(serving: SiteHost, seen: Seen) -> None:
     """Metadata of a Triton kernel that was cut: the engine would end at it, at every start (test_caches.py)."""
@@ -403,6 +416,7 @@ def test_a_corrupt_cache(serving: SiteHost, seen: Seen) -> None:
     seen("the damaged entry named in the journal and gone, the whole one kept", took)
 
 
+@pytest.mark.thorough
 @fault("reboot of the host under load", "requests that run are lost, and no other; everything comes back by itself")
 def test_a_reboot_under_load(serving: SiteHost, seen: Seen) -> None:
     boot = serving.shell("cat /proc/sys/kernel/random/boot_id")

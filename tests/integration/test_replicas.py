@@ -187,8 +187,10 @@ def away(lab: SiteHost, host: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("playbook", "arguments", "length"),
-    [("playbooks/upgrade.yml", SHORTER, "4096"), ("playbooks/rollback.yml", [], "8192")],
-    ids=["upgrade", "rollback"],
+    [
+        pytest.param("playbooks/upgrade.yml", SHORTER, "4096", id="upgrade"),
+        pytest.param("playbooks/rollback.yml", [], "8192", id="rollback", marks=pytest.mark.thorough),
+    ],
 )
 def test_both_restart_under_load_and_no_request_is_lost(
     lab: SiteHost, playbook: str, arguments: list[str], length: str
@@ -212,6 +214,7 @@ def test_both_restart_under_load_and_no_request_is_lost(
     print(f"{playbook}: {len(load.requests)} requests, 0 lost; away {durations}, {inside} answered meanwhile")
 
 
+@pytest.mark.thorough
 def test_what_the_first_replica_does_not_take_never_reaches_the_second(lab: SiteHost) -> None:
     """It goes back by itself, under load, with nothing lost; the other one goes on all the while."""
     before, lengths = [lab.main_pid(ENGINE, host) for host in ENGINES], context_lengths(lab)
@@ -227,6 +230,7 @@ def test_what_the_first_replica_does_not_take_never_reaches_the_second(lab: Site
     assert ready_servers(lab) == 2
 
 
+@pytest.mark.thorough
 def test_a_replica_that_a_killed_run_left_out_comes_back(lab: SiteHost) -> None:
     """Killed when the first one is out of the router: the other one answers, and the next run puts it back."""
     lab.play_until("TASK [Note that it is out]", "site.yml", *SHORTER)
@@ -236,6 +240,7 @@ def test_a_replica_that_a_killed_run_left_out_comes_back(lab: SiteHost) -> None:
     assert context_lengths(lab) == ["8192", "8192"]
 
 
+@pytest.mark.thorough
 def test_a_restart_that_is_put_off_is_seen(lab: SiteHost) -> None:
     """By doctor.yml and in the metrics; nothing restarts."""
     before = [lab.main_pid(ENGINE, host) for host in ENGINES]

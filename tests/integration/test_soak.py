@@ -16,7 +16,7 @@ import pytest
 from faults import SOAK_FILE
 from site_host import CHECKOUT, ENGINE, PROMETHEUS, Load, SiteHost, eventually
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
 URL, MODEL, KEY_FILE = "http://10.77.0.11:30001", "smollm2-135m-instruct", CHECKOUT / ".cache" / "lab-api-key"
 UNITS = [ENGINE, PROMETHEUS, "prometheus-node-exporter.service", "sglang-state-metrics.service"]
