@@ -28,7 +28,8 @@ options:
       - C(server_info) are further fields of C(/server_info) with their values, such as C(attention_backend), and
         C(version) is SGLang's.
       - C(config_sha256) is the hash (C(OPS_CONFIG_SHA256)) that the main process must have been started with; the
-        default is the one in the unit file. C(release) is the virtual environment that must be in use, a link or not.
+        default is the one in the unit file. C(unit_source) is the file on the host that the unit file was made from;
+        the two differ in that hash only. C(release) is the virtual environment that must be in use, a link or not.
       - C(min_total_tokens) is the smallest size of the KV pool. C(kernels) are those of the plugin C(dsv4_sm120) that
         must be active on every rank, of which C(tp-size) and C(pp-size) say how many there are.
       - C(drop_ins) are the unit's drop-in files that are part of the configuration.

@@ -11,6 +11,7 @@ secret is ever shown.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import os
 import re
@@ -62,8 +63,9 @@ class Intent:
     the variables that the unit sets. release is the directory of the virtual environment, a link or not. server_info
     are further fields that the server must report, such as a backend. min_total_tokens is the smallest KV pool that
     was meant. kernels are those of ours that must be active on every rank. config_sha256 is the hash of the wanted
-    configuration; without one the unit file's own counts. neighbours are the units of this host's other engines,
-    which have GPUs of their own.
+    configuration; without one the unit file's own counts. unit_source is the file that the unit file was made from,
+    with a placeholder for the hash. neighbours are the units of this host's other engines, which have GPUs of their
+    own.
     """
 
     unit: str
@@ -71,6 +73,7 @@ class Intent:
     environment: dict[str, str] = field(default_factory=dict)
     server_info: dict[str, t.Any] = field(default_factory=dict)
     config_sha256: str | None = None
+    unit_source: str | None = None
     release: str | None = None
     version: str | None = None
     min_total_tokens: int | None = None
@@ -103,7 +106,9 @@ def _is_texts(value: t.Any) -> bool:
 
 # Field of an intent -> its type in words, and whether a value has it.
 _TYPES: dict[str, tuple[str, t.Callable[[t.Any], bool]]] = {
-    **dict.fromkeys(("unit", "config_sha256", "release", "version"), ("a text", lambda value: isinstance(value, str))),
+    **dict.fromkeys(
+        ("unit", "config_sha256", "unit_source", "release", "version"), ("a text", lambda value: isinstance(value, str))
+    ),
     **dict.fromkeys(("arguments", "environment", "server_info"), ("a mapping", lambda value: isinstance(value, dict))),
     **dict.fromkeys(("kernels", "drop_ins", "neighbours"), ("a list of texts", _is_texts)),
     "min_total_tokens": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
@@ -181,11 +186,11 @@ def _row(id: str, wanted: str, seen: str, cause: str, command: str, evidence: di
 
 # The unit and its process
 
-_AS_ON_DISK = "active, as on disk, without other drop-ins"
+_AS_ON_DISK = "active, as rendered and on disk, without other drop-ins"
 
 
 def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
-    """Active, with the unit file on disk loaded and no drop-in that nobody asked for."""
+    """Active, with the unit file as it was rendered, loaded, and no drop-in that nobody asked for."""
     argv = ["systemctl", "show", intent.unit, "--property=DropInPaths"]
     paths = systemd.checked(reality.runner, argv).partition("DropInPaths=")[2].splitlines()
     seen = set((paths[0] if paths else "").split()) - set(intent.drop_ins)
@@ -195,10 +200,29 @@ def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
         causes.append("the unit is not running")
     if state.need_daemon_reload:
         causes.append("the unit file was changed and not loaded")
+    causes += _edited(intent, state, reality.host)
     if drop_ins:
         causes.append(f"drop-ins that are not part of the configuration: {', '.join(drop_ins)}")
     command = f"systemctl status {intent.unit}" if "running" in " ".join(causes) else f"systemctl cat {intent.unit}"
     return _row("drift.unit", _AS_ON_DISK, state.words(), "; ".join(causes), command)
+
+
+def _edited(intent: Intent, state: systemd.UnitState, host: Host) -> list[str]:
+    """What somebody else wrote into the unit file, in words; nothing when it can't be told."""
+    source = host.read(intent.unit_source) if intent.unit_source else ""
+    if not source:
+        return []
+    texts = (source, host.read(state.fragment_path))
+    before, after = ([_without_hash(line) for line in text.splitlines()] for text in texts)
+    # Only the name of a setting is shown: its value may be a secret.
+    changed = [line[2:].partition("=")[0] for line in difflib.ndiff(before, after) if line[:2] in ("- ", "+ ")]
+    places = ", ".join(dict.fromkeys(name.strip() or "an empty line" for name in changed))
+    return [f"the unit file is not as it was rendered, at {places}: site.yml writes it anew"] if changed else []
+
+
+def _without_hash(line: str) -> str:
+    """A line of a unit file, without the hash that only a written one has."""
+    return re.sub(rf"({systemd.CONFIG_HASH_VARIABLE})=\S*", r"\1", line)
 
 
 def config_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:

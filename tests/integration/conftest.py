@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from faults import Seen
 from site_host import SiteHost
 
 # They share a host, which goes through them in this order.
@@ -60,3 +61,9 @@ def converged(request: pytest.FixtureRequest, host: SiteHost) -> None:
     """The host as the module before left it; converged with the module's SETTINGS when there was none."""
     if host.shell("test -e /opt/sglang/current || echo nothing"):
         host.play("site.yml", *getattr(request.module, "SETTINGS", ()))
+
+
+@pytest.fixture
+def seen(request: pytest.FixtureRequest) -> Seen:
+    """Notes what became of the test's fault (faults.py)."""
+    return Seen(*request.node.get_closest_marker("fault").args)

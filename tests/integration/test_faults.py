@@ -27,6 +27,9 @@ SERVE = ("site.yml", "--tags", "sglang_serve,sglang_smoke")
 # Another release in the environment of the current one, and one that needs an environment of its own.
 LENGTH = ("playbooks/upgrade.yml", "-e", "sglang_serve_context_length=4096")
 PYTHON = ("playbooks/upgrade.yml", "-e", "sglang_venv_python=/usr/bin/python3.11")
+# The engine's parser takes this, the engine does not.
+SHORTER = {"json-model-override-args": json.dumps({"max_position_embeddings": 4096})}
+BROKEN = json.dumps({"sglang_serve_arguments_custom": SHORTER})
 # What an upgrade to another flag changes on the host, in its order. The last one restarts.
 STEPS = [
     "sglang_serve : Create the directory of the release",
@@ -54,6 +57,14 @@ time.sleep(60)
 """
 
 
+# Lab hosts have the clock of the machine below them; this moves that of a unit's processes, as /run/clock says.
+MOVED_UNITS = (ENGINE, "sglang-canary.service")
+MOVED_CLOCK = """[Service]
+Environment=LD_PRELOAD=/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1 FAKETIME_TIMESTAMP_FILE=/run/clock
+Environment=FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1
+"""
+
+
 @pytest.fixture(scope="module")
 def host(site_host: SiteHost) -> SiteHost:
     return site_host
@@ -64,12 +75,6 @@ def serving(host: SiteHost, converged: None) -> SiteHost:
     """A host that site.yml has converged, with the settings of the inventory."""
     host.play("site.yml")
     return host
-
-
-@pytest.fixture
-def seen(request: pytest.FixtureRequest) -> Seen:
-    """Notes what became of the test's fault."""
-    return Seen(*request.node.get_closest_marker("fault").args)
 
 
 def words(text: str) -> str:
@@ -266,16 +271,40 @@ def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> N
 
 
 @pytest.mark.thorough
+@fault("a start that fails, and nothing to go back to", "the report is no longer green; the next run heals")
+def test_a_failed_start_without_a_way_back(serving: SiteHost, seen: Seen) -> None:
+    serving.play(*SMOKE)
+    serving.shell("rm /opt/sglang/releases/*/proven")
+    run = serving.play("site.yml", "-e", BROKEN, status=None)
+    assert run.status != 0
+    assert "There is no proven release to go back to" in words(run.output), run.output[-3000:]
+    report = json.loads(serving.shell("cat /var/lib/sglang/reports/smoke.json"))
+    assert (report["ok"], report["failed"]) == (False, ["run.begin"])
+    assert "is greater than the derived context_length" in report["checks"][0]["cause"]
+    metric = "grep -h ^ops_smoke_ok /var/lib/sglang/metrics/state.prom"
+    eventually(lambda: serving.shell(metric).endswith(" 0"), 60, "the metric of the report")
+    started = time.monotonic()
+    serving.play(*SERVE)
+    assert serving.answers()
+    seen("report and metric say why", time.monotonic() - started)
+
+
+@pytest.mark.thorough
 @fault(
     "unit file edited by hand",
-    "smoke says that it was changed and not loaded; site.yml puts it back",
+    "smoke says at which setting, loaded or not; site.yml puts it back",
 )
 def test_an_edited_unit_file(serving: SiteHost, seen: Seen) -> None:
     before, unit = serving.main_pid(ENGINE), f"/etc/systemd/system/{ENGINE}"
     serving.shell(f"sed -i 's/^RestartSec=5/RestartSec=50/' {unit}")
-    run = serving.play(*SMOKE, status=None)
-    assert run.status != 0
-    assert "the unit file was changed and not loaded" in words(run.output), run.output[-3000:]
+    for wanted in (
+        "the unit file was changed and not loaded",
+        "the unit file is not as it was rendered, at RestartSec",
+    ):
+        run = serving.play(*SMOKE, status=None)
+        assert run.status != 0
+        assert wanted in words(run.output), run.output[-3000:]
+        serving.shell("systemctl daemon-reload")
     started = time.monotonic()
     serving.play(*SERVE)
     assert serving.shell(f"systemctl show -P RestartUSec {ENGINE}") == "5s"
@@ -414,6 +443,45 @@ def test_a_corrupt_cache(serving: SiteHost, seen: Seen) -> None:
     assert f"{cut}/k.json is damaged" in serving.shell(f"journalctl -u {ENGINE} --no-pager | grep damaged")
     serving.shell(f"rm -r {whole}")
     seen("the damaged entry named in the journal and gone, the whole one kept", took)
+
+
+def clock_of_the_engine(host: SiteHost) -> float:
+    """Seconds by which the engine's clock is ahead of the machine's: an answer says when it was made."""
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    command = "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/api-key | curl -sS -H @- --json"
+    answer = host.shell(f"{command} '{json.dumps(ask)}' http://127.0.0.1:30001/v1/chat/completions")
+    return json.loads(answer)["created"] - time.time()
+
+
+@pytest.mark.thorough
+@fault("clock jumps of an hour and more, both ways, under load", "every request is answered; nothing restarts")
+def test_a_clock_that_jumps(serving: SiteHost, seen: Seen) -> None:
+    """By libfaketime, in the engine and in a canary that is at work meanwhile."""
+    serving.shell("apt-get install -y --no-install-recommends libfaketime; echo +0 > /run/clock; chmod 644 /run/clock")
+    for unit in MOVED_UNITS:
+        directory = f"/run/systemd/system/{unit}.d"
+        serving.shell(f"mkdir -p {directory}; printf '%s' '{MOVED_CLOCK}' > {directory}/clock.conf")
+    serving.shell(f"systemctl daemon-reload; systemctl restart {ENGINE}")
+    before = serving.main_pid(ENGINE)
+    with Load(serving, URL, KEY_FILE, MODEL, clients=2) as load:
+        serving.shell("systemctl start --no-block sglang-canary")
+        for jump in (3600, -3600, 0):
+            time.sleep(5)
+            serving.shell(f"echo {jump:+d} > /run/clock")
+            eventually(lambda: abs(clock_of_the_engine(serving) - jump) < 30, 30, "the engine's clock")  # noqa: B023
+        canary = "systemctl show -P ActiveState sglang-canary"
+        eventually(lambda: serving.shell(canary) in ("inactive", "failed"), 180, "the canary's end")
+    report = json.loads(serving.shell("cat /var/lib/sglang/reports/smoke.json"))
+    assert serving.main_pid(ENGINE) == before
+    assert load.requests and [one for one in load.requests if one["error"]] == []
+    # What moves the clock is itself found: a drop-in, and a variable that nobody asked for.
+    assert set(report["failed"]) == {"drift.unit", "drift.environment"}
+    files = " ".join(f"/run/systemd/system/{unit}.d" for unit in MOVED_UNITS)
+    serving.shell(f"rm -r {files} /run/clock; systemctl daemon-reload; systemctl restart {ENGINE}")
+    serving.shell("apt-get purge -y libfaketime; systemctl start sglang-canary")
+    seen(
+        f"{len(load.requests)} requests answered, the canary that ran meanwhile found the moved clock and nothing else"
+    )
 
 
 @pytest.mark.thorough

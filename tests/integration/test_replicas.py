@@ -8,12 +8,11 @@ The tests build on each other, as those of test_site.py do.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 
 import pytest
-from site_host import CHECKOUT, SiteHost, eventually
+from faults import Seen, fault
+from site_host import CHECKOUT, Load, SiteHost, eventually
 
 pytestmark = pytest.mark.integration
 INVENTORY, HOSTS = "inventory/lab-replicas", ("lab1=10.77.0.11", "lab2=10.77.0.12")
@@ -22,7 +21,6 @@ ENGINES = {"lab1": "http://127.0.0.1:30011", "lab2": "http://10.77.0.12:30011"}
 PUBLIC = "http://10.77.0.11:30001"
 API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 MODEL = "smollm2-135m-instruct"
-CLIENTS = 6
 START_SECONDS = 420
 SHORTER = ["-e", "sglang_serve_context_length=4096"]
 # The engine's parser takes this, the engine does not.
@@ -60,22 +58,9 @@ def ready_servers(lab: SiteHost) -> int:
     return json.loads(lab.shell("curl -s http://127.0.0.1:30001/readiness")).get("healthy_workers", 0)
 
 
-class Load:
-    """Clients of the service on the control node, until the end of the block."""
-
-    def __init__(self, lab: SiteHost, clients: int = CLIENTS) -> None:
-        words = [sys.executable, CHECKOUT / "lab" / "lab", "exec", "--", sys.executable]
-        words += [CHECKOUT / "tests" / "integration" / "load.py", PUBLIC, API_KEY_FILE, MODEL, str(clients)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen(words, env=lab.environment, text=True, **pipes)
-        self.requests: list[dict] = []
-
-    def __enter__(self) -> Load:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        printed, _ = self.process.communicate(timeout=200)
-        self.requests = json.loads(printed.splitlines()[-1])
+def load(lab: SiteHost, clients: int = 6) -> Load:
+    """Clients of the service."""
+    return Load(lab, PUBLIC, API_KEY_FILE, MODEL, clients)
 
 
 def test_converge_serves_behind_the_router(lab: SiteHost) -> None:
@@ -151,23 +136,62 @@ def test_an_engine_that_dies_under_load_costs_only_what_it_was_answering(lab: Si
     """kill -9 of lab2's engine: the router goes on with lab1's, and takes lab2's back by itself."""
     before = {host: generated(lab, host) for host in ENGINES}
     pid = lab.main_pid(ENGINE, "lab2")
-    with Load(lab) as load:
-        eventually(
-            lambda: all(generated(lab, host) > before[host] for host in ENGINES), 60, "answers from both engines"
-        )
+    with load(lab) as clients:
+        eventually(lambda: all(generated_since(lab, before)), 60, "answers from both engines")
         killed = time.time()
         lab.shell(f"kill -9 {pid}", host="lab2")
         gone = eventually(lambda: ready_servers(lab) == 1, 60, "the router leaving the dead engine out")
         back = eventually(lambda: ready_servers(lab) == 2, START_SECONDS, "the engine being back behind the router")
         eventually(lambda: generated(lab, "lab2") > 0, 60, "an answer from the engine that came back")
-    lost = [one for one in load.requests if one["error"]]
-    running = [one for one in load.requests if one["started"] <= killed <= one["ended"]]
-    print(f"{len(load.requests)} requests, {len(running)} running at the kill, {len(lost)} lost; ", end="")
+    lost = [one for one in clients.requests if one["error"]]
+    running = [one for one in clients.requests if one["started"] <= killed <= one["ended"]]
+    print(f"{len(clients.requests)} requests, {len(running)} running at the kill, {len(lost)} lost; ", end="")
     print(f"left out after {gone:.0f} s, back after {back:.0f} s more")
     # The other engine was answering some of those that ran, so not all may be lost; and no other.
     assert len(lost) < len(running)
     assert [one for one in lost if one not in running] == []
     assert lab.main_pid(ENGINE, "lab2") not in (0, pid)
+
+
+@pytest.mark.thorough
+@fault(
+    "network cut between router and engine",
+    "the others answer; after the cut it is back by itself; nothing is lost but what it was answering",
+)
+def test_a_cut_network_costs_only_what_was_on_its_way(lab: SiteHost, seen: Seen) -> None:
+    """No packet of lab2 reaches the router any more, and nobody is told so."""
+    pids = [lab.main_pid(ENGINE, host) for host in ENGINES]
+    before = {host: generated(lab, host) for host in ENGINES}
+    with load(lab) as clients:
+        eventually(lambda: all(generated_since(lab, before)), 60, "answers from both engines")
+        cut = time.time()
+        lab.shell("ip route add blackhole 10.77.0.11", host="lab2")
+        eventually(lambda: ready_servers(lab) == 1, 60, "the router leaving the engine out")
+        out = time.time()
+        time.sleep(20)
+        mended = time.time()
+        lab.shell("ip route del blackhole 10.77.0.11", host="lab2")
+        back = eventually(lambda: ready_servers(lab) == 2, 60, "the engine being back behind the router")
+        again = {host: generated(lab, host) for host in ENGINES}
+        eventually(lambda: all(generated_since(lab, again)), 60, "answers from both engines again")
+    lost = [one for one in clients.requests if one["error"]]
+    on_its_way = [one for one in clients.requests if one["started"] <= out and cut <= one["ended"]]
+    meanwhile = [one for one in clients.requests if out < one["started"] and one["ended"] <= mended]
+    assert [one for one in lost if one not in on_its_way] == []
+    assert len(lost) < len(on_its_way)
+    assert meanwhile
+    assert [lab.main_pid(ENGINE, host) for host in ENGINES] == pids
+    longest = max(one["ended"] - one["started"] for one in on_its_way)
+    seen(
+        f"left out after {out - cut:.0f} s, {len(meanwhile)} answered by the other until the end of the cut; of "
+        f"{len(on_its_way)} on their way {len(lost)} lost, the slowest took {longest:.0f} s",
+        back,
+    )
+
+
+def generated_since(lab: SiteHost, before: dict[str, int]) -> list[bool]:
+    """Whether the engine of each host has generated tokens since then."""
+    return [generated(lab, host) > before[host] for host in ENGINES]
 
 
 def context_lengths(lab: SiteHost) -> list[str]:
@@ -197,33 +221,34 @@ def test_both_restart_under_load_and_no_request_is_lost(
 ) -> None:
     """upgrade.yml with another argument, then the way back: never both away at once, and every request is answered."""
     began, before = time.time(), [lab.main_pid(ENGINE, host) for host in ENGINES]
-    with Load(lab, clients=2) as load:
+    with load(lab, clients=2) as clients:
         lab.play(playbook, *arguments)
-    assert [one for one in load.requests if one["error"]] == []
-    assert {one["stream"] for one in load.requests} == {True, False}
+    assert [one for one in clients.requests if one["error"]] == []
+    assert {one["stream"] for one in clients.requests} == {True, False}
     assert context_lengths(lab) == [length, length]
     assert not set(before) & {lab.main_pid(ENGINE, host) for host in ENGINES}
     first, second = sorted(away(lab, host) for host in ENGINES)
     assert began < first[0] < first[1] < second[0] < second[1]
     inside = [
-        sum(begin <= one["started"] and one["ended"] <= end for one in load.requests) for begin, end in (first, second)
+        sum(begin <= one["started"] and one["ended"] <= end for one in clients.requests)
+        for begin, end in (first, second)
     ]
     assert min(inside) > 0
     assert ready_servers(lab) == 2
     durations = [f"{end - begin:.0f} s" for begin, end in (first, second)]
-    print(f"{playbook}: {len(load.requests)} requests, 0 lost; away {durations}, {inside} answered meanwhile")
+    print(f"{playbook}: {len(clients.requests)} requests, 0 lost; away {durations}, {inside} answered meanwhile")
 
 
 @pytest.mark.thorough
 def test_what_the_first_replica_does_not_take_never_reaches_the_second(lab: SiteHost) -> None:
     """It goes back by itself, under load, with nothing lost; the other one goes on all the while."""
     before, lengths = [lab.main_pid(ENGINE, host) for host in ENGINES], context_lengths(lab)
-    with Load(lab, clients=2) as load:
+    with load(lab, clients=2) as clients:
         run = lab.play("playbooks/upgrade.yml", *BROKEN, status=None)
     text = " ".join(run.output.rpartition("TASK [")[2].split())
     assert run.status != 0
     assert "serves again and is proven" in text, run.output[-4000:]
-    assert [one for one in load.requests if one["error"]] == []
+    assert [one for one in clients.requests if one["error"]] == []
     after = [lab.main_pid(ENGINE, host) for host in ENGINES]
     assert (after[0] not in (0, before[0]), after[1]) == (True, before[1])
     assert context_lengths(lab) == lengths

@@ -23,11 +23,11 @@ UNITS = [ENGINE, PROMETHEUS, "prometheus-node-exporter.service", "sglang-state-m
 STORE = "/var/lib/prometheus/metrics2"
 # From the first fifth of the soak to the last, medians: allocators and caches fill at first, and a leak goes on.
 GROWTH_MIB, GROWTH_SHARE, FILES = 32, 0.05, 4
-# One line for each process of the units: its name, pid, anonymous memory in KiB, open files.
+# One line for each lasting process of the units: its name, pid, anonymous memory in KiB, open files.
 LOOK = """
 for unit in UNITS; do
   main=$(systemctl show -P MainPID $unit)
-  for pid in $main $(pgrep -P $main); do
+  for pid in $main $(pgrep -P $main -f 'sglang::|resource_tracker'); do
     name=$(tr '\\0' ' ' < /proc/$pid/cmdline)
     echo "$unit|$name|$pid|$(awk '/^RssAnon/ {print $2}' /proc/$pid/status)|$(ls /proc/$pid/fd | wc -l)"
   done

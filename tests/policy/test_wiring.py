@@ -94,6 +94,22 @@ def test_inventory_sets_and_reads_variables_that_exist(path):
     assert {name for name in read_by(content) if not name.startswith("vault_")} - known() == set()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*INVENTORIES, *(role.path / "defaults/main.yml" for role in ROLES if role.name == "sglang_serve")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_variable_of_the_engine_has_its_reason(path):
+    """Beside it: most of them are unknown to whoever reads the inventory at night."""
+    within, bare = False, []
+    for line in path.read_text().splitlines():
+        if line[:1].strip():
+            within = line.startswith("sglang_serve_environment_") and line.endswith(":")
+        elif within and re.match(r"\s+[A-Z]", line) and " # " not in line:
+            bare.append(line.strip())
+    assert bare == []
+
+
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_model_has_what_the_wiring_asks_for(path):
     model = load(path)

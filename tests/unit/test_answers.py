@@ -247,7 +247,7 @@ def test_a_loop_in_a_long_answer_is_found_fast() -> None:
     text = " ".join(str(number * 7919 % 10007) for number in range(8000)) + " the same words" * 10
     start = time.monotonic()
     assert find_loop(text)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ UNIT = "engine.service"
 SMI = "101, 00000000:01:00.0, 41000 MiB\n102, 00000000:21:00.0, 41000 MiB\n"
 INTENT = Intent(
     unit=UNIT,
+    unit_source="/opt/sglang/current/engine.service",
     arguments={"tp-size": 4, "dtype": "float32", "enable-metrics": True, "max-total-tokens": False, "api-key": "sk-1"},
     environment={"SGLANG_X": "1", "HF_TOKEN": "hf_secret"},
     server_info={"attention_backend": "dsv4"},
@@ -50,6 +51,7 @@ class Machine:
     owner: str = "engine.service"
     drop_ins: str = ""
     on_disk: str = "a" * 64
+    edited: str = ""
     unit: dict[str, str] = field(default_factory=dict)
     # Of each rank, whether it is active; mhc was switched off on purpose.
     kernels: dict[str, list[int]] = field(
@@ -76,7 +78,9 @@ class Machine:
         row = f"0: {address} 00000000:0000 0A 0:0 0:0 0 0 0 777"
         self.write("proc/net/tcp", f"header\n{row}\n")
         self.write("proc/net/tcp6", "header\n")
-        self.write("etc/systemd/system/engine.service", f"[Service]\nEnvironment=OPS_CONFIG_SHA256={self.on_disk}\n")
+        text = "[Service]\nRestartSec=5\nEnvironment=OPS_CONFIG_SHA256="
+        self.write("opt/sglang/releases/a/engine.service", f"{text}@CONFIG_SHA256@\n")
+        self.write("etc/systemd/system/engine.service", self.edited or f"{text}{self.on_disk}\n")
         holder = {"engine.service": 100, "other.service": 200}[self.owner]
         descriptors = self.root / f"proc/{holder}/fd"
         descriptors.mkdir(exist_ok=True)
@@ -115,10 +119,12 @@ def test_what_was_meant_runs(machine: Machine) -> None:
     assert arguments["evidence"]["not_compared"] == ["api_key"]
 
 
+EDITED = f"[Service]\nRestartSec=50\nNice=5\nEnvironment=OPS_CONFIG_SHA256={'a' * 64}\n"
 DIFFERENCES: list[tuple[dict[str, t.Any], str, str]] = [
     ({"unit": {"NeedDaemonReload": "yes"}}, "drift.unit", "the unit file was changed and not loaded"),
     ({"unit": {"ActiveState": "deactivating"}}, "drift.unit", "the unit is not running"),
     ({"drop_ins": "/etc/systemd/system/engine.service.d/x.conf"}, "drift.unit", "engine.service.d/x.conf"),
+    ({"edited": EDITED}, "drift.unit", "not as it was rendered, at RestartSec, Nice: site.yml writes it anew"),
     ({"environment": {"OPS_CONFIG_SHA256": "b" * 64}}, "drift.config", "restart it"),
     ({"environment": {"OPS_CONFIG_SHA256": ""}}, "drift.config", "restart it"),
     ({"on_disk": "b" * 64}, "drift.config", "restart it"),
@@ -297,7 +303,7 @@ def test_each_rank_must_say_that_a_kernel_is_active(arguments: dict[str, t.Any],
 def test_odd_metrics_take_no_time(text: str) -> None:
     start = time.process_time()
     assert not list(samples(f"{KERNEL_ACTIVE}{{{text}", (KERNEL_ACTIVE,)))
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5.0  # it takes 0.1 s; where it grows with the square, minutes
 
 
 class OneBody(http.server.BaseHTTPRequestHandler):

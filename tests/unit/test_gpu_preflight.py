@@ -305,12 +305,12 @@ def test_a_program_that_hangs_is_left_behind_in_time(tmp_path, monkeypatch, body
     program = hanging_program(tmp_path, body)
     started = time.monotonic()
     status, text = run_program([program, "-q", "-x"], timeout=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert (status, text) == (124, f"{program} did not end within 0.5 s")
     if (tmp_path / "child").exists():
         child = Path("/proc") / (tmp_path / "child").read_text().strip()
         while child.exists() and ") Z" not in (child / "stat").read_text():
-            assert time.monotonic() - started < 5, "the child still runs"
+            assert time.monotonic() - started < 20, "the child still runs"
 
 
 def test_a_hanging_nvidia_smi_is_a_finding(tmp_path, monkeypatch):

@@ -287,7 +287,7 @@ def test_the_lines_of_a_message_are_judged_one_by_one() -> None:
 def test_a_long_line_takes_no_time(word: str) -> None:
     start = time.process_time()
     classify([((word * 100_000)[:100_000], 6)])
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 5.0
 
 
 def test_equal_lines_are_counted_and_unknown_ones_kept_apart() -> None:

@@ -81,7 +81,7 @@ def test_colours_and_control_characters() -> None:
 def test_a_long_text_takes_no_time(word: str) -> None:
     start = time.process_time()
     masked(without_colours(word * 50_000))
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 5.0
 
 
 @pytest.mark.parametrize(

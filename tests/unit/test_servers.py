@@ -152,7 +152,7 @@ def test_servers_start_together_when_there_is_nothing_to_keep():
 
 def test_a_side_is_compared_but_not_asked():
     both = servers("disaggregated", environment={"DSV4_SM120_MHC": "0"})
-    intents = plugin.sglang_intents(both, "/opt/sglang/current/venv", "0.5.23", True, ["decode", "mhc"])
+    intents = plugin.sglang_intents(both, "/opt/sglang/current", "0.5.23", True, ["decode", "mhc"])
     assert [intent["neighbours"] for intent in intents] == [["sglang-decode.service"], ["sglang-prefill.service"]]
     assert [(one["min_total_tokens"], one["kernels"]) for one in intents] == 2 * [(524288, ["decode"])]
     subjects = plugin.sglang_subjects(both, intents, {"prompts": [1]}, "http://router", "http://one", {"prompts": [2]})

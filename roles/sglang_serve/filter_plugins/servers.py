@@ -150,19 +150,20 @@ def sglang_ports(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sglang_intents(
-    servers: Sequence[Mapping[str, Any]], release: str, version: str, gpus: bool, kernels: Sequence[str]
+    servers: Sequence[Mapping[str, Any]], current: str, version: str, gpus: bool, kernels: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return what must run, as option intent of the module sglang_drift.
 
-    kernels: those of ours that are meant to work on GPUs; one that a server's environment switches off is not. A KV
-    pool holds at least one request of the full context.
+    current: the link to the release in use. kernels: those of ours that are meant to work on GPUs; one that a server's
+    environment switches off is not. A KV pool holds at least one request of the full context.
     """
     units = [server["unit"] for server in servers]
-    same = {"release": release, "version": version or None, "gpus": gpus}
+    same = {"release": f"{current}/venv", "version": version or None, "gpus": gpus}
     return [
         one
         | same
         | {
+            "unit_source": f"{current}/{one['unit']}",
             "neighbours": [unit for unit in units if unit != one["unit"]],
             "min_total_tokens": int(one["arguments"]["context-length"]),
             "kernels": [name for name in kernels if one["environment"].get(f"DSV4_SM120_{name.upper()}") != "0"],
