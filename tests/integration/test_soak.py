@@ -23,13 +23,13 @@ UNITS = [ENGINE, PROMETHEUS, "prometheus-node-exporter.service", "sglang-state-m
 STORE = "/var/lib/prometheus/metrics2"
 # From the first fifth of the soak to the last, medians: allocators and caches fill at first, and a leak goes on.
 GROWTH_MIB, GROWTH_SHARE, FILES = 32, 0.05, 4
-# One line for each lasting process of the units: its name, pid, anonymous memory in KiB, open files.
+# One line for each lasting process of the units: unit, pid, anonymous memory in KiB, open files, command line.
 LOOK = """
 for unit in UNITS; do
   main=$(systemctl show -P MainPID $unit)
   for pid in $main $(pgrep -P $main -f 'sglang::|resource_tracker'); do
     name=$(tr '\\0' ' ' < /proc/$pid/cmdline)
-    echo "$unit|$name|$pid|$(awk '/^RssAnon/ {print $2}' /proc/$pid/status)|$(ls /proc/$pid/fd | wc -l)"
+    echo "$unit|$pid|$(awk '/^RssAnon/ {print $2}' /proc/$pid/status)|$(ls /proc/$pid/fd | wc -l)|$name"
   done
 done
 """
@@ -52,7 +52,7 @@ def look(host: SiteHost) -> dict[str, tuple[int, float, int]]:
     """Return process -> pid, MiB of anonymous memory, open files."""
     found = {}
     for line in host.shell(LOOK.replace("UNITS", " ".join(UNITS))).splitlines():
-        unit, command, pid, kib, files = line.split("|")
+        unit, pid, kib, files, command = line.split("|", 4)
         found[name_of(unit, command)] = (int(pid), int(kib) / 1024, int(files))
     return found
 
