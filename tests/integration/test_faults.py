@@ -2,14 +2,12 @@
 """Faults made for real on a host that serves: nothing lost, nothing wedged, nothing to repair by hand.
 
 Each test leaves the host as it was, notes what it saw (faults.py), and docs/reliability.md has the table. The tests
-build on each other, and on those of test_site.py when these ran before. KILL_EVERY_STEP=1 interrupts an upgrade at
-every step that changes something, not at three.
+build on each other, and on those of test_site.py when these ran before.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 
@@ -30,6 +28,7 @@ PYTHON = ("playbooks/upgrade.yml", "-e", "sglang_venv_python=/usr/bin/python3.11
 # The engine's parser takes this, the engine does not.
 SHORTER = {"json-model-override-args": json.dumps({"max_position_embeddings": 4096})}
 BROKEN = json.dumps({"sglang_serve_arguments_custom": SHORTER})
+PROVEN = "sglang_serve : Write that the release is proven"
 # What an upgrade to another flag changes on the host, in its order. The last one restarts.
 STEPS = [
     "sglang_serve : Create the directory of the release",
@@ -42,7 +41,8 @@ STEPS = [
     f"service_unit : Write {ENGINE}",
     f"service_unit : Apply this configuration to {ENGINE}",
 ]
-INTERRUPTED = STEPS if os.environ.get("KILL_EVERY_STEP") == "1" else [STEPS[0], STEPS[4], STEPS[7]]
+# What follows the restart: the new release serves, and is not proven yet.
+LATER_STEPS = ["sglang_serve : Wait until the engine answers", "sglang_smoke : Ask the model", PROVEN]
 # Takes memory in the unit's control group, as a child of the engine would, until the kernel ends somebody there.
 HOG = """
 import os, sys, time
@@ -201,6 +201,18 @@ def test_a_full_disk_under_reports_and_state(serving: SiteHost, seen: Seen) -> N
     seen("the canary failed with the file's name; no restart of the state's writer", took)
 
 
+@pytest.mark.thorough
+@fault("disk full under the caches of compiled code", "the engine starts and answers all the same")
+def test_a_full_disk_under_the_caches(serving: SiteHost, seen: Seen) -> None:
+    cache, before = "/var/cache/sglang", serving.main_pid(ENGINE)
+    serving.shell(f"mount -t tmpfs -o size=64k none {cache}; dd if=/dev/zero of={cache}/fill bs=4k 2>/dev/null; true")
+    started = time.monotonic()
+    serving.shell(f"kill -9 {before}")
+    took = restarted(serving, before, started)
+    serving.shell(f"umount {cache} || umount -l {cache}")
+    seen("the lab's engine compiles nothing for GPUs", took)
+
+
 @fault("disk full under the models", "the play says so and fails; what serves runs on; nothing is left there")
 def test_a_full_disk_under_the_models(serving: SiteHost, seen: Seen) -> None:
     before = serving.main_pid(ENGINE)
@@ -256,7 +268,7 @@ def test_a_full_disk_in_an_upgrade(serving: SiteHost, seen: Seen) -> None:
 @fault("Ctrl-C at a step of an upgrade", "what serves runs on, at whatever step; the next run heals")
 def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> None:
     before = serving.main_pid(ENGINE)
-    for step in INTERRUPTED:
+    for step in STEPS:
         serving.play_until(f"TASK [{step}", *LENGTH, by=signal.SIGINT)
         assert serving.main_pid(ENGINE) == before, step
     assert serving.answers()
@@ -265,9 +277,40 @@ def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> N
     took = time.monotonic() - started
     assert serving.main_pid(ENGINE) == before
     assert serving.answers()
-    seen(
-        f"interrupted at {len(INTERRUPTED)} of {len(STEPS)} steps, the same process served; one play of site.yml", took
+    seen(f"interrupted at each of {len(STEPS)} steps, the same process served; one play of site.yml", took)
+
+
+@pytest.mark.thorough
+@fault("an upgrade killed after the restart", "the new release serves, unproven; the next run proves it")
+def test_a_killed_upgrade_after_the_restart(serving: SiteHost, seen: Seen) -> None:
+    proven = "test -e /opt/sglang/current/proven && echo yes || true"
+    for step in LATER_STEPS:
+        serving.play_until(f"TASK [{step}", *LENGTH)
+        eventually(serving.answers, START_SECONDS, "an answer of the new release")
+        assert serving.shell(proven) == "", step
+        started = time.monotonic()
+        serving.play(*LENGTH)
+        took = time.monotonic() - started
+        assert serving.shell(proven) == "yes", step
+        serving.play(*SERVE)
+        # A release that was proven once is proven for ever: the next step needs one that was not.
+        serving.shell("rm -r $(ls -d /opt/sglang/releases/* | grep -v $(readlink -f /opt/sglang/current))")
+    seen(f"killed at each of {len(LATER_STEPS)} steps; one play of upgrade.yml", took)
+
+
+@pytest.mark.thorough
+@fault("an upgrade killed while a broken release does not start", "the next run goes back to what the inventory says")
+def test_a_killed_upgrade_to_a_broken_release(serving: SiteHost, seen: Seen) -> None:
+    before = serving.main_pid(ENGINE)
+    serving.play_until(f"TASK [{LATER_STEPS[0]}", "playbooks/upgrade.yml", "-e", BROKEN)
+    eventually(lambda: serving.main_pid(ENGINE) != before, 60, "the restart")
+    started = time.monotonic()
+    serving.play(*SERVE)
+    assert serving.answers()
+    assert "json-model-override-args" not in serving.shell(
+        f"cat /proc/{serving.main_pid(ENGINE)}/cmdline | tr '\\0' ' '"
     )
+    seen("as expected", time.monotonic() - started)
 
 
 @pytest.mark.thorough
@@ -377,6 +420,18 @@ def test_kill_9_of_a_process_of_the_engine(serving: SiteHost, seen: Seen, proces
     took = restarted(serving, before, started)
     assert serving.shell(f"systemctl show -P NRestarts {ENGINE}") == "0"
     seen(f"the rest ended after {gone:.0f} s", took)
+
+
+@pytest.mark.thorough
+@fault("kill -9 of the resource tracker", "the engine goes on")
+def test_kill_9_of_the_resource_tracker(serving: SiteHost, seen: Seen) -> None:
+    """A helper of Python's multiprocessing, which cleans up after processes that have died."""
+    before = serving.main_pid(ENGINE)
+    serving.shell("pkill -9 -f '[m]ultiprocessing.resource_tracker'")
+    time.sleep(10)
+    assert serving.answers()
+    assert serving.main_pid(ENGINE) == before
+    seen("answered, the same processes")
 
 
 @pytest.mark.thorough
