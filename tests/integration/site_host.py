@@ -131,7 +131,12 @@ class SiteHost:
                 printed += line
                 if text in line:
                     os.killpg(process.pid, by)
-                    process.communicate(timeout=60)
+                    try:
+                        process.communicate(timeout=30)
+                    except subprocess.TimeoutExpired:
+                        # Ansible waits for ever when a worker dies while it hands over a result; people press again.
+                        os.killpg(process.pid, by)
+                        process.communicate(timeout=30)
                     return
         raise AssertionError(f"never printed {text!r}:\n{printed[-3000:]}")
 
