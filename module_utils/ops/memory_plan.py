@@ -266,11 +266,16 @@ class V4Rates:
         ) * self.draft
 
 
+def v4_state_rings(inputs: PlanInputs) -> tuple:
+    """Rows of compressor state: (c4, per page of the SWA pool; c128, per request slot)."""
+    return (16, 256) if inputs.mtp else (8, 128)
+
+
 def v4_rates(inputs: PlanInputs) -> V4Rates:
     """Bytes per token of every pool: DSV4PoolConfigurator in ratio mode, the only one a V4 server reaches in 0.5.23."""
     model = inputs.model
     state_bytes = _DTYPE_BYTES[inputs.compress_state_dtype]
-    ring4, ring128 = (16, 256) if inputs.mtp else (8, 128)
+    ring4, ring128 = v4_state_rings(inputs)
     c4, c128 = model.layers_of(4), model.layers_of(128)
     index_bytes = model.index_head_dim + model.index_head_dim // 128 * 4
     state_row = 4 * model.head_dim * state_bytes + 4 * model.index_head_dim * state_bytes
@@ -432,6 +437,13 @@ def v4_tensors(inputs: PlanInputs) -> tuple:
     return tuple(tensors)
 
 
+def _v4_pool_tensors(inputs: PlanInputs, full: int, swa: int) -> tuple:
+    tensors = (_tensor("full_to_swa map", "resident", (full + V4_PAGE + 1,), "int64"),)
+    if inputs.indexer_backend != "dsv4_sm120":
+        tensors += (_swa_split_buffer(inputs, swa),)
+    return tensors
+
+
 def _swa_split_buffer(inputs: PlanInputs, swa_tokens: int) -> Tensor:
     # flash_mla_sm120._split_kv_pages_to_64: one layer's SWA pool again, in 64-token pages. The dsv4_sm120 kernels read
     # the pages.
@@ -458,13 +470,33 @@ def format_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True)
+class PoolPart:
+    """What one kind of cache takes of a pool.
+
+    ``tokens`` are the entries it keeps (c4: one for four tokens of the pool). ``bytes_per_token`` is per token of the
+    pool, ``bytes_per_context_token`` per token of the main pool: those of all parts add up to the plan's
+    ``bytes_per_token``. Bytes are over all layers of a rank.
+    """
+
+    name: str
+    tokens: int
+    bytes_per_token: float
+    bytes_per_context_token: float
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Pool:
-    """One cache pool: ``tokens`` it serves, ``bytes_per_token`` over all layers of a rank, bytes in the budget."""
+    """One cache pool: ``tokens`` it serves, ``bytes_per_token`` over all layers of a rank, bytes in the budget.
+
+    ``parts`` is empty where the pool holds one kind of cache.
+    """
 
     name: str
     tokens: int
     bytes_per_token: float
     bytes: int
+    parts: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -541,31 +573,42 @@ def plan_memory(inputs: PlanInputs) -> MemoryPlan:
     # _profile_available_bytes: free after load minus the slack that mem_fraction_static leaves to the rest.
     budget = int(max(before - resident - before * (1 - inputs.mem_fraction_static), 0) * GIB)
     if isinstance(inputs.model, DeepSeekV4Facts):
-        pools, tensors = _v4_pools(inputs, budget)
+        pools = v4_pools(inputs, budget)
+        tensors = v4_tensors(inputs) + _v4_pool_tensors(inputs, pools[0].tokens, pools[1].tokens)
     else:
         pools, tensors = _dense_pools(inputs, budget)
     return _assemble(inputs, weights, resident, before, budget, pools, tensors)
 
 
-def _v4_pools(inputs: PlanInputs, budget: int) -> tuple:
+def v4_pools(inputs: PlanInputs, budget: int) -> tuple:
+    """The pools that a budget of so many bytes gives a DeepSeek-V4 server: full, swa, c128 state."""
     rates = v4_rates(inputs)
     full, swa = v4_pool_tokens(inputs, budget)
 
-    def pool(name: str, tokens: int, rate: float) -> Pool:
-        return Pool(name, tokens, rate * rates.draft, int(tokens * rate * rates.draft))
+    def part(name: str, tokens: int, entries: int, rate: float, share: float = 1.0) -> PoolPart:
+        rate *= rates.draft
+        return PoolPart(name, entries, rate, rate * share, int(tokens * rate))
 
+    def pool(name: str, tokens: int, rate: float, parts: tuple) -> Pool:
+        return Pool(name, tokens, rate * rates.draft, int(tokens * rate * rates.draft), parts)
+
+    # As DSV4PoolConfigurator._compute_dsv4_sizes counts them; the indexer has one key for each c4 entry.
+    full_parts = (
+        part("c4", full, full // 4, rates.c4_kv),
+        part("c128", full, full // 128, rates.c128_kv),
+        part("indexer", full, full // 4, rates.indexer_k),
+    )
+    swa_parts = (
+        part("swa", swa, swa, rates.swa_kv, rates.swa_ratio),
+        part("c4 state", swa, swa // V4_PAGE * v4_state_rings(inputs)[0], rates.c4_state, rates.swa_ratio),
+    )
     # With no token at all the server does not start; its pools are shown empty.
     slots = inputs.max_running_requests if full else 0
-    pools = (
-        pool("full", full, rates.c4_kv + rates.c128_kv + rates.indexer_k),
-        pool("swa", swa, rates.swa_kv + rates.c4_state),
+    return (
+        pool("full", full, rates.c4_kv + rates.c128_kv + rates.indexer_k, full_parts),
+        pool("swa", swa, rates.swa_kv + rates.c4_state, swa_parts),
         Pool("c128 state", slots, rates.c128_state / inputs.max_running_requests, rates.c128_state if full else 0),
     )
-    tensors = v4_tensors(inputs)
-    tensors += (_tensor("full_to_swa map", "resident", (full + V4_PAGE + 1,), "int64"),)
-    if inputs.indexer_backend != "dsv4_sm120":
-        tensors += (_swa_split_buffer(inputs, swa),)
-    return pools, tensors
 
 
 def _dense_pools(inputs: PlanInputs, budget: int) -> tuple:

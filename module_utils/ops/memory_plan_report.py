@@ -235,6 +235,15 @@ def summary_lines(plan: MemoryPlan) -> tuple:
             f"{'pool ' + pool.name:<22}{pool.bytes / GIB:>8.2f} GiB  {pool.tokens:>10,} {unit}s at "
             f"{pool.bytes_per_token:,.1f} B"
         )
+        lines += [
+            f"{'  ' + part.name:<22}{part.bytes / GIB:>8.2f} GiB  {part.tokens:>10,} entries, "
+            f"{part.bytes_per_context_token:,.2f} B of each token of context"
+            for part in pool.parts
+        ]
+    if any(pool.parts for pool in plan.pools):
+        lines.append(
+            f"{'a token of context':<22}{plan.bytes_per_token:>8,.2f} B in both pools; the c128 state is per request"
+        )
     lines += [
         f"{'free after the pools':<22}{plan.free_after_pools_gib:>8.2f} GiB",
         f"{'decode graphs':<22}{plan.graph_gib:>8.2f} GiB",

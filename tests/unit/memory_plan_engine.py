@@ -105,6 +105,9 @@ def v4_pools(*, facts, budget, context, draft_tokens, max_running, swa_ratio, st
         return {
             "full": sizes.full_max_total_num_tokens,
             "swa": sizes.swa_max_total_num_tokens,
+            "c4": sizes.c4_max_total_num_tokens,
+            "c128": sizes.c128_max_total_num_tokens,
+            "c4 state": sizes.c4_state_pool_size,
             "per_full_token": configurator.bytes_per_full_token,
             "per_swa_token": configurator.bytes_per_swa_token,
             "c128_state": configurator._get_c128_state_fixed_bytes(max_running),

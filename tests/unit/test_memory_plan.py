@@ -106,6 +106,36 @@ def test_compressed_cache_of_a_million_tokens_is_the_famous_3_8_gib():
     assert compressed * 2**20 / mp.GIB == pytest.approx(3.81, abs=0.005)
 
 
+@pytest.mark.parametrize(("draft_tokens", "rings", "whole"), [(0, 8, 7_086.75), (2, 16, 7_939.19)])
+def test_parts_of_the_pools_add_up_to_a_token_of_context(draft_tokens, rings, whole):
+    plan = mp.plan_memory(card(speculative_num_draft_tokens=draft_tokens))
+    pools = {pool["name"]: pool for pool in report.plan_to_dict(plan)["pools"]}
+    parts = {part["name"]: part for pool in pools.values() for part in pool["parts"]}
+    assert list(parts) == ["c4", "c128", "indexer", "swa", "c4 state"]
+    full, swa = pools["full"]["tokens"], pools["swa"]["tokens"]
+    entries = {"c4": full // 4, "c128": full // 128, "indexer": full // 4, "swa": swa, "c4 state": swa // 256 * rings}
+    assert {name: part["tokens"] for name, part in parts.items()} == entries
+    assert sum(part["bytes_per_context_token"] for part in parts.values()) == pytest.approx(plan.bytes_per_token)
+    assert plan.bytes_per_token == pytest.approx(whole, abs=0.005)
+    for pool in (pools["full"], pools["swa"]):
+        assert sum(part["bytes_per_token"] for part in pool["parts"]) == pytest.approx(pool["bytes_per_token"])
+        assert sum(part["bytes"] for part in pool["parts"]) == pytest.approx(pool["bytes"], abs=len(pool["parts"]))
+
+
+def test_summary_shows_every_part_with_its_entries():
+    plan = mp.plan_memory(card())
+    lines = {line[:22].strip(): line for line in report.summary_lines(plan)}
+    names = ["pool full", "c4", "c128", "indexer", "pool swa", "swa", "c4 state", "pool c128 state"]
+    assert [name for name in lines if name in names] == names
+    full = plan.max_total_num_tokens
+    assert f"{full // 4:,} entries, 3,071.25 B of each token" in lines["c4"]
+    assert f"{full // 128:,} entries, 135.00 B of each token" in lines["c128"]
+    assert f"{full // 4:,} entries, 693.00 B of each token" in lines["indexer"]
+    assert "2,515.50 B of each token" in lines["swa"] and "672.00 B of each token" in lines["c4 state"]
+    assert "7,086.75 B" in lines["a token of context"]
+    assert len(report.summary_lines(mp.plan_memory(lab()))) == 9
+
+
 def test_logits_are_megabytes_and_the_fallback_is_gigabytes():
     # "[64, 131072] fp32 = 33.5 GB" cost a deployment half of its decode batch; it is 33.5 MB.
     (logits,) = mp.indexer_tensors(card(context_length=524_284), 64, "decode", "tilelang")

@@ -88,6 +88,10 @@ def test_v4_pools_are_equal_to_the_token(
     assert rates.per_full_token == theirs["per_full_token"]
     assert rates.per_swa_token == theirs["per_swa_token"]
     assert rates.c128_state == theirs["c128_state"]
+    parts = {part.name: part.tokens for pool in mp.v4_pools(inputs, budget) for part in pool.parts}
+    assert {name: parts[name] for name in ("c4", "c128", "c4 state")} == {
+        name: theirs[name] for name in ("c4", "c128", "c4 state")
+    }
 
 
 @settings(max_examples=40, deadline=None)
