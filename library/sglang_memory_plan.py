@@ -186,7 +186,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan with its inputs, pools and their parts, tensors outside the budget, refusals, warnings and levers.
+  description: >-
+    The plan with its inputs, pools and their parts, tensors outside the budget, refusals, warnings and levers.
   returned: always
   type: dict
   sample: {max_total_num_tokens: 5937664, swa_tokens: 593664, full_context_requests: 11, free_left_gib: 12.2}

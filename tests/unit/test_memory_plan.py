@@ -14,6 +14,7 @@ from ops import memory_plan_report as report
 from ops.memory_plan_models import BUILTIN_MODELS, PlanInputError, estimate_weights_gib, facts_from_config
 
 FLASH, PRO = BUILTIN_MODELS["DeepSeek-V4-Flash"], BUILTIN_MODELS["DeepSeek-V4-Pro"]
+KERNELS = "dsv4_sm120"
 SMOLLM_CONFIG = {
     "model_type": "llama",
     "hidden_size": 576,
@@ -352,10 +353,47 @@ def test_table_leaves_out_contexts_the_model_does_not_have():
     assert report.plan_table(lab(), [0.8], [8192, 131_072]).contexts == (8192,)
 
 
-def test_tensor_lines_give_every_backend_for_decode_and_prefill():
-    lines = report.tensor_lines(card())
-    assert len(lines) == 6
-    assert "indexer logits [64 x 131,136] fp32 = 32.0 MiB" in "\n".join(lines)
+def test_tensor_lines_give_every_tensor_of_every_backend_for_decode_and_prefill():
+    # 524,284 gives the famous width of 131,072; the figure was once read as 33.5 GB.
+    lines = report.tensor_lines(card(context_length=524_284, cuda_graph_max_bs=64, chunked_prefill_size=4096))
+    heads = [(line.split()[0], line.split()[3]) for line in lines if not line.startswith(" ")]
+    assert heads == [(phase, backend) for phase in ("decode", "prefill") for backend in ("torch", "tilelang", KERNELS)]
+    assert len(lines) == len(heads) + (6 + 1 + 1) + (7 + 1 + 1)
+    said = "\n".join(lines)
+    for tensor in (
+        "logits [64 x 131,072] fp32 = 32.0 MiB (33.55 MB)",
+        "queries [64 x 64 x 128] bf16 = 1.0 MiB (1.05 MB)",
+        "gathered pages [64 x 2,048 x 8,448] uint8 = 1.0 GiB (1,107.30 MB)",
+        "values [64 x 131,072 x 128] bf16 = 2.0 GiB (2,147.48 MB)",
+        "scale [64 x 131,072] fp32 = 32.0 MiB (33.55 MB)",
+        "score [64 x 131,072 x 64] bf16 = 1.0 GiB (1,073.74 MB)",
+        "score x weight [64 x 131,072 x 64] fp32 = 2.0 GiB (2,147.48 MB)",
+        "workspace [6,292,480] uint8 = 6.0 MiB (6.29 MB)",
+        "gathered pages [1,024 x 2,048 x 8,448] uint8",
+        "score x weight [1,024 x 131,072 x 64] fp32 = 32.0 GiB",
+        "logits of earlier steps [3,072 x 131,072] fp32 = 1.5 GiB",
+        "logits [4,096 x 131,072] fp32 = 2.0 GiB",
+        "workspace [37,752,832] uint8 = 36.0 MiB (37.75 MB)",
+    ):
+        assert f"indexer {tensor}" in said
+
+
+def test_tensor_lines_of_the_fallback_at_the_longest_context():
+    said = "\n".join(report.tensor_lines(card(context_length=1_048_576, cuda_graph_max_bs=32)))
+    assert "indexer score x weight [32 x 262,208 x 64] fp32 = 2.0 GiB (2,148.01 MB)" in said
+    assert "indexer gathered pages [32 x 4,097 x 8,448] uint8 = 1.0 GiB (1,107.56 MB)" in said
+
+
+def test_report_ends_with_the_largest_tensors_of_the_plan():
+    for inputs in (card(), card(indexer_backend="torch", context_length=8192), lab()):
+        plan = mp.plan_memory(inputs)
+        head, *lines = report.report(plan).rpartition("\n\n")[2].splitlines()
+        assert head == "largest tensors outside the budget" and len(lines) == 3
+        sizes = sorted((tensor.bytes for tensor in plan.tensors), reverse=True)[:3]
+        assert [mp.format_bytes(size) in line for size, line in zip(sizes, lines, strict=True)] == [True] * 3
+    assert "prefill   hyper-connection streams [2 x 4,096 x 4 x 4,096] bf16 = 256 MiB" in report.report(
+        mp.plan_memory(card())
+    )
 
 
 def test_comparison_within_tolerance_is_quiet():
