@@ -381,7 +381,7 @@ def test_tensor_lines_give_every_tensor_of_every_backend_for_decode_and_prefill(
 def test_tensor_lines_of_the_fallback_at_the_longest_context():
     said = "\n".join(report.tensor_lines(card(context_length=1_048_576, cuda_graph_max_bs=32)))
     assert "indexer score x weight [32 x 262,208 x 64] fp32 = 2.0 GiB (2,148.01 MB)" in said
-    assert "indexer gathered pages [32 x 4,097 x 8,448] uint8 = 1.0 GiB (1,107.56 MB)" in said
+    assert "indexer gathered pages [32 x 4,097 x 8,448] uint8 = 1.0 GiB (1,107.57 MB)" in said
 
 
 def test_report_ends_with_the_largest_tensors_of_the_plan():

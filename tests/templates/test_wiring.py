@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one role gets from the variables of another: values that no text shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rendering import render
+
+KERNELS_OFF = {"sglang_kernels_enabled": False}
+TILELANG_OFF = {"SGLANG_OPT_USE_TILELANG_INDEXER": "0"}
+# Environment of the servers, other variables, the indexer that then serves.
+INDEXERS = {
+    "ours": ({}, {}, "dsv4_sm120"),
+    "ours_said": ({"DSV4_SM120_INDEXER": "1", "SGLANG_OPT_USE_TILELANG_INDEXER": "true"}, {}, "dsv4_sm120"),
+    "our_indexer_off": ({"DSV4_SM120_INDEXER": "0"}, {}, "tilelang"),
+    "our_package_off": ({}, KERNELS_OFF, "tilelang"),
+    "another_kernel_off": ({"DSV4_SM120_DECODE": "0"}, {}, "dsv4_sm120"),
+    "tilelang_off": (TILELANG_OFF, {}, "torch"),
+    "tilelang_off_number": ({"SGLANG_OPT_USE_TILELANG_INDEXER": 0}, {}, "torch"),
+    "tilelang_off_without_ours": ({**TILELANG_OFF, "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1"}, KERNELS_OFF, "torch"),
+    "deepgemm": ({**TILELANG_OFF, "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "false"}, {}, "tilelang"),
+}
+HOSTS = {
+    name: {"sglang_serve_environment_custom": environment, **variables}
+    for name, (environment, variables, _wanted) in INDEXERS.items()
+}
+
+
+@pytest.fixture(scope="module")
+def wired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """Return host -> what render.yml writes, for the hosts of HOSTS."""
+    directory = tmp_path_factory.mktemp("wiring")
+    common = {"site_model": "deepseek-v4-flash-nvfp4", "sglang_serve_api_key": "0123456789abcdef-of-a-client"}
+    # An address has no underscore.
+    hosts = {name.replace("_", "-"): variables for name, variables in HOSTS.items()}
+    inventory = directory / "hosts.json"
+    inventory.write_text(json.dumps({"sglang": {"hosts": hosts, "vars": common}}))
+    return {name.replace("-", "_"): values for name, values in render(inventory, {}, directory).items()}
+
+
+@pytest.mark.parametrize("host", INDEXERS)
+def test_plan_is_for_the_indexer_that_serves(wired, host):
+    assert wired[host]["plan"]["indexer_backend"] == INDEXERS[host][2]
