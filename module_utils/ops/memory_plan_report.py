@@ -26,7 +26,7 @@ from .memory_plan import (
     plan_memory,
     swa_of_planned_session,
 )
-from .memory_plan_models import DeepSeekV4Facts, PlanInputError
+from .memory_plan_models import DeepSeekV4Facts, PlanInputError, estimate_weights_gib
 
 
 def format_context(tokens: int) -> str:
@@ -289,11 +289,18 @@ class Drift:
         return 1.0 if not self.actual else math.inf
 
 
+def _weights_of_model(inputs: PlanInputs) -> float:
+    """GiB without the MTP layer: the server measures the model that drafts apart, and does not report it."""
+    if inputs.weights_gib is not None:
+        return inputs.weights_gib
+    return estimate_weights_gib(inputs.model, inputs.tp_size, mtp=False)
+
+
 # Reported name -> (where the plan has it, relative tolerance or None for the caller's).
 _COMPARED = {
     "max_total_num_tokens": (lambda plan: plan.max_total_num_tokens, None),
     "max_total_num_tokens_swa": (lambda plan: plan.swa_tokens, None),
-    "weight_memory_usage_gb": (lambda plan: plan.weights_gib, None),
+    "weight_memory_usage_gb": (lambda plan: _weights_of_model(plan.inputs), None),
     "max_running_requests": (lambda plan: plan.max_running_requests, 0.0),
     "context_len": (lambda plan: plan.inputs.context_length, 0.0),
 }

@@ -419,6 +419,23 @@ def test_comparison_off_by_more_than_3_percent_names_both_numbers():
     assert "-4.0%" in warnings[0]
 
 
+@pytest.mark.parametrize("draft_tokens", [0, 2])
+def test_comparison_has_the_windows_pool_and_the_weights_of_the_model_itself(draft_tokens):
+    plan = mp.plan_memory(card(speculative_num_draft_tokens=draft_tokens))
+    model = estimate_weights_gib(FLASH, 4)
+    reported = {"max_total_num_tokens_swa": plan.swa_tokens, "weight_memory_usage_gb": model}
+    drifts = {drift.quantity: drift for drift in report.compare_with_server(plan, reported)}
+    assert list(drifts) == list(reported) and all(drift.ok for drift in drifts.values())
+    assert drifts["weight_memory_usage_gb"].planned == model == pytest.approx(39.83, abs=0.005)
+    reported = {"max_total_num_tokens_swa": plan.swa_tokens * 0.96, "weight_memory_usage_gb": 41.5}
+    window, weights = report.drift_warnings(report.compare_with_server(plan, reported))
+    assert "max_total_num_tokens_swa: planned" in window and "(-4.0%)" in window
+    assert "weight_memory_usage_gb: planned 39.83, the server reports 41.50 (+4.2%)" in weights
+    given = mp.plan_memory(card(weights_gib=38.6))
+    (drift,) = report.compare_with_server(given, {"weight_memory_usage_gb": 38.6})
+    assert drift.planned == 38.6
+
+
 def test_comparison_of_context_allows_no_difference():
     (drift,) = report.compare_with_server(mp.plan_memory(card()), {"context_len": 524_287})
     assert not drift.ok
