@@ -302,4 +302,6 @@ def test_capacity_is_json() -> None:
         "context_length": None,
         "max_running_requests": None,
         "version": None,
+        "max_total_num_tokens_swa": None,
+        "weight_memory_usage_gb": None,
     }
