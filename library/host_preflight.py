@@ -109,6 +109,9 @@ options:
       memory_mib:
         description: Least memory of each GPU in MiB.
         type: int
+      memory_free_mib:
+        description: Memory that the memory plan takes for free on each GPU before the server starts, in MiB.
+        type: float
       driver_min:
         description: Oldest driver that the engine's CUDA can use.
         type: str
@@ -298,6 +301,7 @@ def main() -> None:
                     "count": {"type": "int"},
                     "name": {"type": "str"},
                     "memory_mib": {"type": "int"},
+                    "memory_free_mib": {"type": "float"},
                     "driver_min": {"type": "str"},
                     "cuda_min": {"type": "str"},
                     "power_limit_w": {"type": "int"},
