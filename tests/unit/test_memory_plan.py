@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops import memory_plan as mp
 from ops import memory_plan_report as report
-from ops.memory_plan_models import BUILTIN_MODELS, PlanInputError, estimate_weights_gib, facts_from_config
+from ops.memory_plan_models import (
+    BUILTIN_MODELS,
+    PlanInputError,
+    differing_facts,
+    estimate_weights_gib,
+    facts_from_config,
+)
 
 FLASH, PRO = BUILTIN_MODELS["DeepSeek-V4-Flash"], BUILTIN_MODELS["DeepSeek-V4-Pro"]
 KERNELS = "dsv4_sm120"
@@ -488,6 +494,20 @@ def test_facts_from_config_equal_the_built_in_ones():
         facts_from_config({**config, "quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}).expert_format
         == "fp8"
     )
+
+
+def test_a_checkpoint_of_the_plans_facts_does_not_differ():
+    assert differing_facts(facts_from_config(SMOLLM_CONFIG, "a"), {**SMOLLM_CONFIG, "head_dim": 64}) == ()
+
+
+def test_what_a_checkpoint_says_otherwise():
+    planned = facts_from_config(SMOLLM_CONFIG, "a")
+    config = {**SMOLLM_CONFIG, "num_hidden_layers": 32, "torch_dtype": "bfloat16", "architectures": ["X"]}
+    assert differing_facts(planned, config) == (("num_layers", 30, 32), ("dtype", "float32", "bfloat16"))
+    ((fact, name, kind),) = differing_facts(FLASH, SMOLLM_CONFIG)
+    assert (fact, name, kind) == ("model_type", "DeepSeek-V4-Flash", "llama")
+    ((fact, name, error),) = differing_facts(FLASH, {"model_type": "deepseek_v4"})
+    assert (fact, name) == ("config.json", "DeepSeek-V4-Flash") and "no num_hidden_layers" in error
 
 
 @pytest.mark.parametrize(
