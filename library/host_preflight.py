@@ -60,6 +60,10 @@ options:
         description: Free space in GiB.
         type: float
         required: true
+      holds:
+        description: Directory on the host whose files are a part of the need that is there already; empty for none.
+        type: path
+        default: ""
       variable:
         description: Variable that sets the directory.
         type: str
@@ -275,6 +279,7 @@ def main() -> None:
                 "options": {
                     "path": {"type": "path", "required": True},
                     "need_gib": {"type": "float", "required": True},
+                    "holds": {"type": "path", "default": ""},
                     "variable": {"type": "str", "required": True},
                 },
             },

@@ -30,11 +30,17 @@ HOSTS = {
 
 @pytest.fixture(scope="module")
 def wired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """Return host -> what render.yml writes, for the hosts of HOSTS."""
+    """Return host -> what render.yml writes, for the hosts of HOSTS and one that fetches its model."""
     directory = tmp_path_factory.mktemp("wiring")
     common = {"site_model": "deepseek-v4-flash-nvfp4", "sglang_serve_api_key": "0123456789abcdef-of-a-client"}
     # An address has no underscore.
     hosts = {name.replace("_", "-"): variables for name, variables in HOSTS.items()}
+    manifest = directory / "manifest.json"
+    sizes = {"config.json": 1, "a/model-1.safetensors": 2 << 30, "a/model-2.safetensors": 1 << 30}
+    manifest.write_text(
+        json.dumps({"files": {name: {"size": size, "sha256": "0" * 64} for name, size in sizes.items()}})
+    )
+    hosts["fetched"] = {"model_store_url": "http://mirror.example/m", "model_store_manifest": str(manifest)}
     inventory = directory / "hosts.json"
     inventory.write_text(json.dumps({"sglang": {"hosts": hosts, "vars": common}}))
     return {name.replace("-", "_"): values for name, values in render(inventory, {}, directory).items()}
@@ -43,3 +49,17 @@ def wired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 @pytest.mark.parametrize("host", INDEXERS)
 def test_plan_is_for_the_indexer_that_serves(wired, host):
     assert wired[host]["plan"]["indexer_backend"] == INDEXERS[host][2]
+
+
+def test_preflight_wants_room_for_what_is_fetched(wired):
+    path = "/var/lib/sglang/models/DeepSeek-V4-Flash-NVFP4"
+    model = wired["fetched"]["disks"][1]
+    # 3 GiB and a byte.
+    assert {**model, "need_gib": float(model["need_gib"])} == {
+        "path": path,
+        "need_gib": 4.0,
+        "holds": path,
+        "variable": "model_store_path",
+    }
+    copied = wired["ours"]["disks"][1]
+    assert (copied["path"], float(copied["need_gib"]), copied["holds"]) == ("/var/lib/sglang/models", 0, "")
