@@ -73,6 +73,15 @@ options:
     description: Draft tokens of speculative decoding with the checkpoint's MTP layer. V(0) for none.
     type: int
     default: 0
+  decode_side:
+    description: Whether the server is the one of a disaggregated pair that answers.
+    type: bool
+    default: false
+  decode_extra_slots:
+    description:
+      - Request slots of a decode side for prompts that are on their way to it.
+      - The default is SGLang's choice, two for each of O(max_running_requests) up to 32 of them and none for more.
+    type: int
   indexer_backend:
     description: Indexer of DeepSeek-V4 - this repository's kernels, SGLang's TileLang kernel, or its torch fallback.
     type: str
@@ -362,6 +371,8 @@ def main():
             "swa_full_tokens_ratio": {"type": "float", "default": 0.1, "no_log": False},
             "compress_state_dtype": {"type": "str", "choices": list(COMPRESS_STATE_DTYPES), "default": "float32"},
             "speculative_num_draft_tokens": {"type": "int", "default": 0, "no_log": False},
+            "decode_side": {"type": "bool", "default": False},
+            "decode_extra_slots": {"type": "int"},
             "indexer_backend": {"type": "str", "choices": list(INDEXER_BACKENDS), "default": "dsv4_sm120"},
             "max_total_tokens": {"type": "int", "no_log": False},
             "page_size": {"type": "int", "default": 1},

@@ -175,6 +175,23 @@ def test_page_bytes(slots, size):
     assert mp.v4_page_bytes(slots) == size
 
 
+def test_decode_side_keeps_slots_for_prompts_on_their_way():
+    few, many = card(max_running_requests=32), card(max_running_requests=33)
+    plan, side = mp.plan_memory(few), mp.plan_memory(replace(few, decode_side=True))
+    assert (plan.pool("c128 state").tokens, side.pool("c128 state").tokens) == (32, 96)
+    assert side.pool("c128 state").bytes - plan.pool("c128 state").bytes == 64 * 128 * 1024 * 4 * 20
+    assert side.max_total_num_tokens < plan.max_total_num_tokens
+    assert next(t for t in side.tensors if t.name == "req_to_token").shape[0] == 97
+    assert (
+        mp.plan_memory(replace(many, decode_side=True)).max_total_num_tokens
+        == mp.plan_memory(many).max_total_num_tokens
+    )
+    said = replace(few, decode_side=True, decode_extra_slots=0)
+    assert mp.plan_memory(said).max_total_num_tokens == plan.max_total_num_tokens
+    # Without a pair the number says nothing.
+    assert mp.plan_memory(replace(few, decode_extra_slots=9)).pools == plan.pools
+
+
 def test_levers_have_a_gain_and_a_cost():
     found = {(lever.setting, lever.new): lever for lever in mp.levers(mp.plan_memory(card(max_running_requests=256)))}
     assert found[("max_running_requests", 128)].tokens_gain > 150_000
@@ -243,6 +260,7 @@ def test_minimum_fraction_named_by_a_refusal_is_enough_for_the_weights():
         ({"tp_size": 16}, "tp_size"),
         ({"max_running_requests": 0}, "max_running_requests"),
         ({"cuda_graph_max_bs": -1}, "cuda_graph_max_bs"),
+        ({"decode_extra_slots": -1}, "decode_extra_slots"),
         ({"chunked_prefill_size": 1000}, "chunked_prefill_size"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
         ({"swa_full_tokens_ratio": 0}, "swa_full_tokens_ratio"),
