@@ -60,6 +60,10 @@ options:
         description: Free space in GiB.
         type: float
         required: true
+      holds:
+        description: Directory on the host whose files are a part of the need that is there already; empty for none.
+        type: path
+        default: ""
       variable:
         description: Variable that sets the directory.
         type: str
@@ -109,6 +113,9 @@ options:
       memory_mib:
         description: Least memory of each GPU in MiB.
         type: int
+      memory_free_mib:
+        description: Memory that the memory plan takes for free on each GPU before the server starts, in MiB.
+        type: float
       driver_min:
         description: Oldest driver that the engine's CUDA can use.
         type: str
@@ -272,6 +279,7 @@ def main() -> None:
                 "options": {
                     "path": {"type": "path", "required": True},
                     "need_gib": {"type": "float", "required": True},
+                    "holds": {"type": "path", "default": ""},
                     "variable": {"type": "str", "required": True},
                 },
             },
@@ -298,6 +306,7 @@ def main() -> None:
                     "count": {"type": "int"},
                     "name": {"type": "str"},
                     "memory_mib": {"type": "int"},
+                    "memory_free_mib": {"type": "float"},
                     "driver_min": {"type": "str"},
                     "cuda_min": {"type": "str"},
                     "power_limit_w": {"type": "int"},

@@ -73,6 +73,15 @@ options:
     description: Draft tokens of speculative decoding with the checkpoint's MTP layer. V(0) for none.
     type: int
     default: 0
+  decode_side:
+    description: Whether the server is the one of a disaggregated pair that answers.
+    type: bool
+    default: false
+  decode_extra_slots:
+    description:
+      - Request slots of a decode side for prompts that are on their way to it.
+      - The default is SGLang's choice, two for each of O(max_running_requests) up to 32 of them and none for more.
+    type: int
   indexer_backend:
     description: Indexer of DeepSeek-V4 - this repository's kernels, SGLang's TileLang kernel, or its torch fallback.
     type: str
@@ -127,6 +136,11 @@ options:
     description:
       - What a running server reports, by SGLang's names - C(max_total_num_tokens), C(max_total_num_tokens_swa),
         C(weight_memory_usage_gb), C(max_running_requests), C(context_len). Other keys are ignored.
+    type: dict
+  checkpoint:
+    description:
+      - Content of the C(config.json) of the checkpoint that is served.
+      - Each fact in it that is not what the plan is made with is a warning.
     type: dict
   tolerance:
     description: Difference between plan and server that is not a warning, as a ratio.
@@ -186,7 +200,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan with its inputs, pools, tensors outside the budget, refusals, warnings and levers.
+  description: >-
+    The plan with its inputs, pools and their parts, tensors outside the budget, refusals, warnings and levers.
   returned: always
   type: dict
   sample: {max_total_num_tokens: 5937664, swa_tokens: 593664, full_context_requests: 11, free_left_gib: 12.2}
@@ -229,6 +244,12 @@ recommended_mem_fraction:
   returned: when O(mem_fractions) is not empty
   type: float
   sample: 0.9
+differing_facts:
+  description: What O(checkpoint) says otherwise than the facts of the plan.
+  returned: when O(checkpoint) is given
+  type: list
+  elements: dict
+  sample: [{fact: n_routed_experts, planned: 256, checkpoint: 384}]
 drift:
   description: Planned and actual value of each quantity in O(server) that the plan has.
   returned: when O(server) is given
@@ -247,7 +268,12 @@ import json
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.memory_plan import COMPRESS_STATE_DTYPES, INDEXER_BACKENDS, PlanInputs, plan_memory
-from ansible.module_utils.ops.memory_plan_models import BUILTIN_MODELS, PlanInputError, facts_from_config
+from ansible.module_utils.ops.memory_plan_models import (
+    BUILTIN_MODELS,
+    PlanInputError,
+    differing_facts,
+    facts_from_config,
+)
 from ansible.module_utils.ops.memory_plan_report import (
     compare_with_server,
     drift_warnings,
@@ -265,6 +291,7 @@ NOT_INPUTS = {
     "mem_fractions",
     "context_lengths",
     "server",
+    "checkpoint",
     "tolerance",
     "metrics_labels",
     "fail_on_refusal",
@@ -313,6 +340,9 @@ def run(params):
         result["table"] = list(table_lines(table))
         result["recommended_mem_fraction"] = table.recommended
     result["report"] = report(plan, table)
+    if params["checkpoint"]:
+        differing = differing_facts(inputs.model, params["checkpoint"])
+        result["differing_facts"] = [dict(zip(("fact", "planned", "checkpoint"), one)) for one in differing]
     if params["server"]:
         result["drift"] = [dataclasses.asdict(drift) for drift in drifts]
         result["drift_warnings"] = list(drift_warnings(drifts))
@@ -341,6 +371,8 @@ def main():
             "swa_full_tokens_ratio": {"type": "float", "default": 0.1, "no_log": False},
             "compress_state_dtype": {"type": "str", "choices": list(COMPRESS_STATE_DTYPES), "default": "float32"},
             "speculative_num_draft_tokens": {"type": "int", "default": 0, "no_log": False},
+            "decode_side": {"type": "bool", "default": False},
+            "decode_extra_slots": {"type": "int"},
             "indexer_backend": {"type": "str", "choices": list(INDEXER_BACKENDS), "default": "dsv4_sm120"},
             "max_total_tokens": {"type": "int", "no_log": False},
             "page_size": {"type": "int", "default": 1},
@@ -354,6 +386,7 @@ def main():
             "mem_fractions": {"type": "list", "elements": "float", "default": []},
             "context_lengths": {"type": "list", "elements": "int", "default": []},
             "server": {"type": "dict"},
+            "checkpoint": {"type": "dict"},
             "tolerance": {"type": "float", "default": 0.03},
             "metrics_labels": {"type": "dict", "default": {}},
             "fail_on_refusal": {"type": "bool", "default": True},
@@ -368,6 +401,12 @@ def main():
         module.fail_json(msg=f"No memory plan: {error}")
     for sentence in result.pop("drift_warnings", []):
         module.warn(f"Off the memory plan: {sentence}")
+    for one in result.get("differing_facts", []):
+        module.warn(
+            f"The memory plan is for another model: {one['fact']} is {one['checkpoint']} in the checkpoint's "
+            f"config.json, the plan takes {one['planned']}. Next: set memory_plan_config_json to a copy of that file, "
+            "or correct the plan in models/, then run playbooks/plan.yml"
+        )
     if result["refusals"] and module.params["fail_on_refusal"]:
         module.fail_json(msg="\n".join(result["verdict"]), **result)
     module.exit_json(**result)

@@ -157,6 +157,18 @@ max_running_requests:
   returned: when ready
   type: int
   sample: 8
+max_total_num_tokens_swa:
+  description: Size of the sliding window's KV pool in tokens. V(null) for a model without one.
+  returned: when ready
+  type: int
+  sample: 593664
+weight_memory_usage_gb:
+  description:
+    - Memory of the weights of one rank in GiB, as the server has measured it while it loaded them.
+    - On a CPU it is a difference of the host's free memory, in which whatever else runs there has a part.
+  returned: when ready
+  type: float
+  sample: 39.83
 version:
   description: Version of SGLang.
   returned: when ready

@@ -72,6 +72,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "gpu.name": (ERROR, "other GPUs than wanted"),
     "gpu.memory": (ERROR, "GPUs with too little memory"),
     "gpu.memory_held": (ERROR, "processes that are not ours hold GPU memory"),
+    "gpu.memory_free": (WARNING, "an idle GPU has less memory free than the memory plan counts on"),
     "gpu.mig": (ERROR, "a GPU is divided into MIG instances"),
     "gpu.compute_mode": (ERROR, "the driver limits who may use a GPU"),
     "gpu.persistence": (WARNING, "the driver unloads between uses"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checks of a host's GPUs against what is wanted. Nothing is changed, no process is ended.
 
-Wanted: a dict with any of count, name, memory_mib, driver_min, power_limit_w, island_size, cuda_min; what is not in it
-is not compared. Each check is a function of facts and returns findings.
+Wanted: a dict with any of count, name, memory_mib, memory_free_mib, driver_min, power_limit_w, island_size, cuda_min;
+what is not in it is not compared. Each check is a function of facts and returns findings.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ EDITION_POWER_W = {
     "RTX PRO 6000 Blackwell Workstation Edition": 600,
     "RTX PRO 6000 Blackwell Server Edition": 600,
 }
+PLANNED_FREE = "memory_plan_memory_free_mib"
+FREE_SLACK_MIB = 256  # less changes the plan's pools by half a percent
 HELD_MIB = 1024  # less is what a display server or a monitoring agent holds
 EFI_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 KERNEL_LOG = "journalctl -k -b | grep Xid"
@@ -282,6 +284,25 @@ def check_memory_held(host: Host, gpus: Iterable[Gpu], our_units: Iterable[str])
     return findings
 
 
+def check_memory_free(host: Host, gpus: Iterable[Gpu], our_units: Iterable[str], wanted: Wanted) -> list[Finding]:
+    """GPUs at rest with less free than the plan counts on; memory that others hold (`check_memory_held`) left aside."""
+    planned, patterns = float(wanted.get("memory_free_mib") or 0), list(our_units)
+
+    def at_rest(gpu: Gpu) -> bool:
+        units = [host.unit_of(process.pid) for process in gpu.processes]
+        ours = any(fnmatch.fnmatchcase(unit, pattern) for unit in units for pattern in patterns)
+        return not ours and (gpu.used_mib or 0) < HELD_MIB
+
+    free = {gpu: gpu.free_mib for gpu in gpus if gpu.free_mib is not None and at_rest(gpu)}
+    short = [gpu for gpu, mib in free.items() if mib < planned - FREE_SLACK_MIB]
+    if not short:
+        return []
+    least = min(free[gpu] for gpu in short)
+    seen = f"{name_gpus(short)}: {least:.0f} MiB free at rest{' at the least' if len(short) > 1 else ''}"
+    fix = f"{SMI} shows who holds the rest; if it stays, set {PLANNED_FREE}: {least:.0f} and read playbooks/plan.yml"
+    return [found("gpu.memory_free", seen, f"the plan's {planned:.0f} MiB", fix, PLANNED_FREE)]
+
+
 def describe(host: Host, pid: int, name: str, unit: str) -> str:
     """Return process 4711 (python3, of docker-1f.scope), with whatever of that is known."""
     scope = re.search(r"/([^/\n]+\.scope)", host.read(f"/proc/{pid}/cgroup"))
@@ -470,7 +491,8 @@ def check_gpus(host: Host, wanted: Wanted, our_units: Iterable[str], timeout: fl
     findings = check_answer(smi, driver) + check_no_rival(host, driver) + check_driver(smi, driver, is_open, wanted)
     findings += check_count(smi, bus_gpus(host), is_open, wanted) + check_kind(gpus, wanted)
     findings += check_modes(gpus) + check_health(gpus) + check_power(gpus, wanted) + check_bus(gpus)
-    findings += check_memory_held(host, gpus, our_units) + check_iommu(host, gpus)
+    findings += check_memory_held(host, gpus, our_units) + check_memory_free(host, gpus, our_units, wanted)
+    findings += check_iommu(host, gpus)
     log = kernel_log(host, timeout)
     if log is None:
         unchecked.append(Unchecked("gpu.xid", "the kernel log cannot be read (dmesg and journalctl need root)"))

@@ -55,6 +55,7 @@ class Gpu:
     uuid: str = ""
     memory_mib: float | None = None
     used_mib: float | None = None
+    free_mib: float | None = None
     bar1_mib: float | None = None
     persistence: bool | None = None
     ecc: bool | None = None
@@ -134,6 +135,7 @@ def _gpu(index: int, gpu: ElementTree.Element) -> Gpu:
         uuid=(gpu.findtext("uuid") or "").strip(),
         memory_mib=number(gpu.findtext("fb_memory_usage/total")),
         used_mib=number(gpu.findtext("fb_memory_usage/used")),
+        free_mib=number(gpu.findtext("fb_memory_usage/free")),
         bar1_mib=number(gpu.findtext("bar1_memory_usage/total")),
         persistence=switch(gpu.findtext("persistence_mode")),
         ecc=switch(gpu.findtext("ecc_mode/current_ecc")),

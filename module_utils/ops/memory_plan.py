@@ -36,6 +36,8 @@ V4_PAGE = 256
 V4_DATA_BYTES, V4_SCALE_BYTES, V4_PAGE_ALIGN = 576, 8, 576
 # Slots a request holds between two sliding-window evictions (SGLANG_SWA_EVICTION_INTERVAL's default).
 SWA_EVICTION_INTERVAL = 128
+# A decode side keeps two request slots more for each running request, up to so many of them.
+DECODE_EXTRA_UP_TO = 32
 # Rows of the torch indexer fallback per step (fp8_paged_mqa_logits_torch_sm120: _QUERY_CHUNK).
 TORCH_INDEXER_ROWS = 1024
 # The dsv4_sm120 indexer (docs/kernels.md): rows of its dense form and of a merge launch, splits up to so many rows,
@@ -61,7 +63,9 @@ class PlanInputs:
     """Everything the plan depends on; names follow SGLang's flags.
 
     ``memory_free_mib`` is what the device has free before the server starts. ``speculative_num_draft_tokens`` 0 means
-    no MTP. ``weights_gib`` and ``graph_gib`` replace the estimates once a server has reported them.
+    no MTP. ``decode_side`` is the server of a disaggregated pair that answers; ``decode_extra_slots`` replaces SGLang's
+    own choice of request slots for prompts on their way to it. ``weights_gib`` and ``graph_gib`` replace the estimates
+    once a server has reported them.
     """
 
     model: ModelFacts
@@ -77,6 +81,8 @@ class PlanInputs:
     compress_state_dtype: str = "float32"
     speculative_num_draft_tokens: int = 0
     indexer_backend: str = "dsv4_sm120"
+    decode_side: bool = False
+    decode_extra_slots: int | None = None
     max_total_tokens: int | None = None
     page_size: int = 1
     weights_gib: float | None = None
@@ -90,6 +96,20 @@ class PlanInputs:
     @property
     def mtp(self) -> bool:
         return self.speculative_num_draft_tokens > 0
+
+    @property
+    def extra_slots(self) -> int:
+        """Request slots beyond ``max_running_requests``: srt/arg_groups/pd_disaggregation_hook.py."""
+        if not self.decode_side:
+            return 0
+        if self.decode_extra_slots is not None:
+            return self.decode_extra_slots
+        return 2 * self.max_running_requests if self.max_running_requests <= DECODE_EXTRA_UP_TO else 0
+
+    @property
+    def request_rows(self) -> int:
+        """Request slots with the padding slot."""
+        return self.max_running_requests + self.extra_slots + 1
 
     @property
     def headroom(self) -> float:
@@ -128,6 +148,12 @@ def validate(inputs: PlanInputs) -> None:
         f"1 to {limit:,} (max_position_embeddings of {inputs.model.name})",
     )
     _check(inputs.max_running_requests >= 1, "max_running_requests", inputs.max_running_requests, "1 or more")
+    _check(
+        inputs.decode_extra_slots is None or inputs.decode_extra_slots >= 0,
+        "decode_extra_slots",
+        inputs.decode_extra_slots,
+        "0 or more, or unset",
+    )
     _check(inputs.cuda_graph_max_bs >= 0, "cuda_graph_max_bs", inputs.cuda_graph_max_bs, "0 (no decode graphs) or more")
     _check(
         inputs.max_total_tokens is None or inputs.max_total_tokens >= 1,
@@ -266,16 +292,21 @@ class V4Rates:
         ) * self.draft
 
 
+def v4_state_rings(inputs: PlanInputs) -> tuple:
+    """Rows of compressor state: (c4, per page of the SWA pool; c128, per request slot)."""
+    return (16, 256) if inputs.mtp else (8, 128)
+
+
 def v4_rates(inputs: PlanInputs) -> V4Rates:
     """Bytes per token of every pool: DSV4PoolConfigurator in ratio mode, the only one a V4 server reaches in 0.5.23."""
     model = inputs.model
     state_bytes = _DTYPE_BYTES[inputs.compress_state_dtype]
-    ring4, ring128 = (16, 256) if inputs.mtp else (8, 128)
+    ring4, ring128 = v4_state_rings(inputs)
     c4, c128 = model.layers_of(4), model.layers_of(128)
     index_bytes = model.index_head_dim + model.index_head_dim // 128 * 4
     state_row = 4 * model.head_dim * state_bytes + 4 * model.index_head_dim * state_bytes
-    # One slot per request plus the padding slot, one spare ring, rows padded to the compression ratio.
-    rows = _ceil_div((inputs.max_running_requests + 1) * ring128 + ring128 + 1, 128) * 128
+    # One ring per slot and one spare, rows padded to the compression ratio.
+    rows = _ceil_div(inputs.request_rows * ring128 + ring128 + 1, 128) * 128
     quarter = 1 / 4
     return V4Rates(
         swa_kv=v4_page_bytes(V4_PAGE) / V4_PAGE * model.num_layers,
@@ -307,7 +338,12 @@ def swa_per_request(inputs: PlanInputs) -> int:
 
 
 def swa_in_flight(inputs: PlanInputs, requests: int) -> int:
-    """SWA slots of ``requests`` decoding requests plus the two prefill chunks of overlap scheduling."""
+    """SWA slots of ``requests`` decoding requests plus the two prefill chunks of overlap scheduling.
+
+    A decode side computes no chunk; it has a window and a page for each request on its way.
+    """
+    if inputs.decode_side:
+        return swa_per_request(inputs) * requests + (inputs.model.sliding_window + V4_PAGE) * inputs.extra_slots
     return swa_per_request(inputs) * requests + 2 * inputs.chunked_prefill_size + V4_PAGE
 
 
@@ -412,7 +448,7 @@ def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | No
 def v4_tensors(inputs: PlanInputs) -> tuple:
     """Large tensors outside the static budget: the largest decode graph, the last chunk of a near-limit prompt."""
     model, pages = inputs.model, context_pages(inputs)
-    tensors = [_tensor("req_to_token", "resident", (inputs.max_running_requests + 1, row_length(inputs)), "int32")]
+    tensors = [_tensor("req_to_token", "resident", (inputs.request_rows, row_length(inputs)), "int32")]
     for phase, rows in (("decode", inputs.cuda_graph_max_bs), ("prefill", inputs.chunked_prefill_size)):
         if not rows:
             continue
@@ -432,6 +468,13 @@ def v4_tensors(inputs: PlanInputs) -> tuple:
     return tuple(tensors)
 
 
+def _v4_pool_tensors(inputs: PlanInputs, full: int, swa: int) -> tuple:
+    tensors = (_tensor("full_to_swa map", "resident", (full + V4_PAGE + 1,), "int64"),)
+    if inputs.indexer_backend != "dsv4_sm120":
+        tensors += (_swa_split_buffer(inputs, swa),)
+    return tensors
+
+
 def _swa_split_buffer(inputs: PlanInputs, swa_tokens: int) -> Tensor:
     # flash_mla_sm120._split_kv_pages_to_64: one layer's SWA pool again, in 64-token pages. The dsv4_sm120 kernels read
     # the pages.
@@ -443,7 +486,7 @@ def dense_tensors(inputs: PlanInputs) -> tuple:
     model = inputs.model
     rows = inputs.chunked_prefill_size
     return (
-        _tensor("req_to_token", "resident", (inputs.max_running_requests + 1, row_length(inputs)), "int32"),
+        _tensor("req_to_token", "resident", (inputs.request_rows, row_length(inputs)), "int32"),
         _tensor("MLP gate and up", "prefill", (rows, 2 * model.intermediate_size // inputs.tp_size), "fp32"),
         _tensor("logits", "decode", (max(inputs.cuda_graph_max_bs, 1), model.vocab_size), "fp32"),
     )
@@ -458,13 +501,33 @@ def format_bytes(count: float) -> str:
 
 
 @dataclass(frozen=True)
+class PoolPart:
+    """What one kind of cache takes of a pool.
+
+    ``tokens`` are the entries it keeps (c4: one for four tokens of the pool). ``bytes_per_token`` is per token of the
+    pool, ``bytes_per_context_token`` per token of the main pool: those of all parts add up to the plan's
+    ``bytes_per_token``. Bytes are over all layers of a rank.
+    """
+
+    name: str
+    tokens: int
+    bytes_per_token: float
+    bytes_per_context_token: float
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Pool:
-    """One cache pool: ``tokens`` it serves, ``bytes_per_token`` over all layers of a rank, bytes in the budget."""
+    """One cache pool: ``tokens`` it serves, ``bytes_per_token`` over all layers of a rank, bytes in the budget.
+
+    ``parts`` is empty where the pool holds one kind of cache.
+    """
 
     name: str
     tokens: int
     bytes_per_token: float
     bytes: int
+    parts: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -541,31 +604,42 @@ def plan_memory(inputs: PlanInputs) -> MemoryPlan:
     # _profile_available_bytes: free after load minus the slack that mem_fraction_static leaves to the rest.
     budget = int(max(before - resident - before * (1 - inputs.mem_fraction_static), 0) * GIB)
     if isinstance(inputs.model, DeepSeekV4Facts):
-        pools, tensors = _v4_pools(inputs, budget)
+        pools = v4_pools(inputs, budget)
+        tensors = v4_tensors(inputs) + _v4_pool_tensors(inputs, pools[0].tokens, pools[1].tokens)
     else:
         pools, tensors = _dense_pools(inputs, budget)
     return _assemble(inputs, weights, resident, before, budget, pools, tensors)
 
 
-def _v4_pools(inputs: PlanInputs, budget: int) -> tuple:
+def v4_pools(inputs: PlanInputs, budget: int) -> tuple:
+    """The pools that a budget of so many bytes gives a DeepSeek-V4 server: full, swa, c128 state."""
     rates = v4_rates(inputs)
     full, swa = v4_pool_tokens(inputs, budget)
 
-    def pool(name: str, tokens: int, rate: float) -> Pool:
-        return Pool(name, tokens, rate * rates.draft, int(tokens * rate * rates.draft))
+    def part(name: str, tokens: int, entries: int, rate: float, share: float = 1.0) -> PoolPart:
+        rate *= rates.draft
+        return PoolPart(name, entries, rate, rate * share, int(tokens * rate))
 
-    # With no token at all the server does not start; its pools are shown empty.
-    slots = inputs.max_running_requests if full else 0
-    pools = (
-        pool("full", full, rates.c4_kv + rates.c128_kv + rates.indexer_k),
-        pool("swa", swa, rates.swa_kv + rates.c4_state),
-        Pool("c128 state", slots, rates.c128_state / inputs.max_running_requests, rates.c128_state if full else 0),
+    def pool(name: str, tokens: int, rate: float, parts: tuple) -> Pool:
+        return Pool(name, tokens, rate * rates.draft, int(tokens * rate * rates.draft), parts)
+
+    # As DSV4PoolConfigurator._compute_dsv4_sizes counts them; the indexer has one key for each c4 entry.
+    full_parts = (
+        part("c4", full, full // 4, rates.c4_kv),
+        part("c128", full, full // 128, rates.c128_kv),
+        part("indexer", full, full // 4, rates.indexer_k),
     )
-    tensors = v4_tensors(inputs)
-    tensors += (_tensor("full_to_swa map", "resident", (full + V4_PAGE + 1,), "int64"),)
-    if inputs.indexer_backend != "dsv4_sm120":
-        tensors += (_swa_split_buffer(inputs, swa),)
-    return pools, tensors
+    swa_parts = (
+        part("swa", swa, swa, rates.swa_kv, rates.swa_ratio),
+        part("c4 state", swa, swa // V4_PAGE * v4_state_rings(inputs)[0], rates.c4_state, rates.swa_ratio),
+    )
+    # With no token at all the server does not start; its pools are shown empty.
+    slots = inputs.max_running_requests + inputs.extra_slots if full else 0
+    return (
+        pool("full", full, rates.c4_kv + rates.c128_kv + rates.indexer_k, full_parts),
+        pool("swa", swa, rates.swa_kv + rates.c4_state, swa_parts),
+        Pool("c128 state", slots, rates.c128_state / (inputs.request_rows - 1), rates.c128_state if full else 0),
+    )
 
 
 def _dense_pools(inputs: PlanInputs, budget: int) -> tuple:
@@ -643,7 +717,8 @@ def _warm_sessions(inputs: PlanInputs, full: int, swa: int) -> tuple:
     page = inputs.page
     limits = [(full // (_ceil_div(inputs.session_tokens, page) * page), "KV pool")]
     if isinstance(inputs.model, DeepSeekV4Facts):
-        busy = swa_in_flight(inputs, inputs.max_running_requests)
+        # A pair's sessions stay warm where prompts are computed.
+        busy = swa_in_flight(replace(inputs, decode_side=False), inputs.max_running_requests)
         limits.append(((swa - busy) // swa_of_planned_session(inputs), "SWA pool"))
     return _least(limits)
 
@@ -720,7 +795,7 @@ def _v4_refusals(plan: MemoryPlan) -> list:
         return [
             Finding(
                 "state_exceeds_budget",
-                f"the c128 state of {inputs.max_running_requests} request slots takes "
+                f"the c128 state of {inputs.request_rows - 1} request slots takes "
                 f"{rates.c128_state / GIB:.2f} GiB of the "
                 f"{plan.budget_bytes / GIB:.2f} GiB left for the cache: lower max_running_requests or raise "
                 f"mem_fraction_static {inputs.mem_fraction_static:g}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 GIB = 1 << 30
@@ -153,6 +153,25 @@ def facts_from_config(config: Mapping[str, Any], name: str = "config.json") -> M
         max_position_embeddings=_required(config, "max_position_embeddings"),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"),
+    )
+
+
+def differing_facts(planned: ModelFacts, config: Mapping[str, Any]) -> tuple:
+    """What a checkpoint's ``config.json`` says otherwise than the facts of a plan: (fact, planned, the checkpoint's).
+
+    Name and source are no facts. A config that no facts can be read from differs as a whole.
+    """
+    try:
+        found = facts_from_config(config)
+    except PlanInputError as error:
+        return (("config.json", planned.name, str(error)),)
+    if type(found) is not type(planned):
+        return (("model_type", planned.name, str(config.get("model_type"))),)
+    facts = [field.name for field in fields(planned) if field.name not in ("name", "source")]
+    return tuple(
+        (fact, getattr(planned, fact), getattr(found, fact))
+        for fact in facts
+        if getattr(planned, fact) != getattr(found, fact)
     )
 
 

@@ -19,13 +19,14 @@ from .memory_plan import (
     INDEXER_BACKENDS,
     MemoryPlan,
     PlanInputs,
+    Tensor,
     format_bytes,
     indexer_tensors,
     levers,
     plan_memory,
     swa_of_planned_session,
 )
-from .memory_plan_models import DeepSeekV4Facts, PlanInputError
+from .memory_plan_models import DeepSeekV4Facts, PlanInputError, estimate_weights_gib
 
 
 def format_context(tokens: int) -> str:
@@ -115,8 +116,14 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value}"
 
 
+def _tensor_words(tensor: Tensor) -> str:
+    """A tensor with its true size in both units, since a figure in the wrong one was believed for long."""
+    shape = " x ".join(f"{size:,}" for size in tensor.shape)
+    return f"{tensor.name} [{shape}] {tensor.dtype} = {format_bytes(tensor.bytes)} ({tensor.bytes / 1_000_000:,.2f} MB)"
+
+
 def tensor_lines(inputs: PlanInputs) -> tuple:
-    """The largest transient tensors per indexer backend with their true sizes, decode and near-limit prefill."""
+    """Every tensor of the indexer per backend with its true size, for decode and near-limit prefill."""
     if not isinstance(inputs.model, DeepSeekV4Facts):
         return ()
     lines = []
@@ -125,14 +132,16 @@ def tensor_lines(inputs: PlanInputs) -> tuple:
             continue
         for backend in reversed(INDEXER_BACKENDS):
             tensors = indexer_tensors(inputs, rows, phase, backend)
-            total = sum(tensor.bytes for tensor in tensors)
-            largest = max(tensors, key=lambda tensor: tensor.bytes)
-            shape = " x ".join(f"{size:,}" for size in largest.shape)
-            lines.append(
-                f"{phase:<8}{rows:>6} rows  {backend:<11}{format_bytes(total):>10}  largest: {largest.name} "
-                f"[{shape}] {largest.dtype} = {format_bytes(largest.bytes)}"
-            )
+            total = format_bytes(sum(tensor.bytes for tensor in tensors))
+            lines.append(f"{phase:<8}{rows:>6} rows  {backend:<11}{total:>10}")
+            lines += [f"    {_tensor_words(tensor)}" for tensor in tensors]
     return tuple(lines)
+
+
+def largest_tensor_lines(plan: MemoryPlan, count: int = 3) -> tuple:
+    """The largest tensors that the plan counts outside the budget, of any phase."""
+    found = sorted(plan.tensors, key=lambda tensor: tensor.bytes, reverse=True)[:count]
+    return tuple(f"{tensor.phase:<10}{_tensor_words(tensor)}" for tensor in found)
 
 
 @dataclass(frozen=True)
@@ -235,6 +244,15 @@ def summary_lines(plan: MemoryPlan) -> tuple:
             f"{'pool ' + pool.name:<22}{pool.bytes / GIB:>8.2f} GiB  {pool.tokens:>10,} {unit}s at "
             f"{pool.bytes_per_token:,.1f} B"
         )
+        lines += [
+            f"{'  ' + part.name:<22}{part.bytes / GIB:>8.2f} GiB  {part.tokens:>10,} entries, "
+            f"{part.bytes_per_context_token:,.2f} B of each token of context"
+            for part in pool.parts
+        ]
+    if any(pool.parts for pool in plan.pools):
+        lines.append(
+            f"{'a token of context':<22}{plan.bytes_per_token:>8,.2f} B in both pools; the c128 state is per request"
+        )
     lines += [
         f"{'free after the pools':<22}{plan.free_after_pools_gib:>8.2f} GiB",
         f"{'decode graphs':<22}{plan.graph_gib:>8.2f} GiB",
@@ -245,12 +263,13 @@ def summary_lines(plan: MemoryPlan) -> tuple:
 
 
 def report(plan: MemoryPlan, table: PlanTable | None = None) -> str:
-    """Everything about a plan as text for a terminal: memory, table, verdict, levers, the indexer's tensors."""
+    """Everything about a plan as text for a terminal: memory, table, verdict, levers, tensors outside the budget."""
     sentences = [textwrap.fill(line, 112, subsequent_indent="  ") for line in verdict(plan)]
     tensors = tensor_lines(plan.inputs)
     if tensors:
         tensors = (f"indexer tensors at context {plan.inputs.context_length:,}", *tensors)
-    blocks = [summary_lines(plan), table_lines(table) if table else (), sentences, lever_lines(plan), tensors]
+    largest = ("largest tensors outside the budget", *largest_tensor_lines(plan))
+    blocks = [summary_lines(plan), table_lines(table) if table else (), sentences, lever_lines(plan), tensors, largest]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -270,11 +289,18 @@ class Drift:
         return 1.0 if not self.actual else math.inf
 
 
+def _weights_of_model(inputs: PlanInputs) -> float:
+    """GiB without the MTP layer: the server measures the model that drafts apart, and does not report it."""
+    if inputs.weights_gib is not None:
+        return inputs.weights_gib
+    return estimate_weights_gib(inputs.model, inputs.tp_size, mtp=False)
+
+
 # Reported name -> (where the plan has it, relative tolerance or None for the caller's).
 _COMPARED = {
     "max_total_num_tokens": (lambda plan: plan.max_total_num_tokens, None),
     "max_total_num_tokens_swa": (lambda plan: plan.swa_tokens, None),
-    "weight_memory_usage_gb": (lambda plan: plan.weights_gib, None),
+    "weight_memory_usage_gb": (lambda plan: _weights_of_model(plan.inputs), None),
     "max_running_requests": (lambda plan: plan.max_running_requests, 0.0),
     "context_len": (lambda plan: plan.inputs.context_length, 0.0),
 }

@@ -7,6 +7,7 @@ both) and returns findings. A finding names what was seen, what is wanted and wh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -113,13 +114,32 @@ def check_port_range(host: Host, ports: Iterable[int]) -> list[Finding]:
     return [found("host.port_range", seen, "ports outside of it, or reserved", fix)]
 
 
-def check_disk(host: Host, path: str, need_gib: float, variable: str) -> list[Finding]:
-    """Free space where `path` is or will be."""
+def size_gib(directory: str) -> float:
+    """Return what the files of a directory take; 0 for one that is not there."""
+    sizes = []
+    for parent, _directories, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                sizes.append(os.lstat(os.path.join(parent, name)).st_size)
+    return sum(sizes) / GIB
+
+
+def check_disk(host: Host, path: str, need_gib: float, variable: str, holds: str = "") -> list[Finding]:
+    """Free space where `path` is or will be. The files of `holds`, a directory, are a part of it that is there."""
+    need_gib = max(need_gib - size_gib(host.path(holds)), 0.0) if holds else need_gib
     free = shutil.disk_usage(existing_parent(host.path(path))).free / GIB
     if free >= need_gib:
         return []
     fix = f"free disk space, or set {variable} to a directory on a larger file system (df -h {existing_parent(path)})"
-    return [found("host.disk", f"{free:.1f} GiB free for {path}", f"{need_gib} GiB", fix, variable)]
+    return [
+        found(
+            "host.disk",
+            f"{free:.1f} GiB free for {path}",
+            f"{need_gib:.1f} GiB" if holds else f"{need_gib} GiB",
+            fix,
+            variable,
+        )
+    ]
 
 
 def available_memory_gib(host: Host) -> float:

@@ -82,13 +82,15 @@ def _health_words(error: HttpError) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the server says it can hold. Tokens; None where it did not say."""
+    """What the server says it can hold. Tokens, and GiB for the weights of a GPU; None where it did not say."""
 
     model: str | None = None
     max_total_num_tokens: int | None = None
     context_length: int | None = None
     max_running_requests: int | None = None
     version: str | None = None
+    max_total_num_tokens_swa: int | None = None
+    weight_memory_usage_gb: float | None = None
 
     def words(self) -> str:
         """The capacity as requests that run at one time: as many as the KV pool holds, and the scheduler admits."""
@@ -121,19 +123,23 @@ def tokens_words(tokens: int) -> str:
 def capacity(client: Client, timeout: float = INFO_TIMEOUT_S) -> Capacity:
     """Ask /server_info and /v1/models. Both are optional: what is not answered stays None.
 
-    Only the fields named here are read: /server_info also returns the whole command line, with keys in it.
+    Only the fields named here are read: /server_info also returns the whole command line, with keys in it. The window's
+    pool and the weights are what the gauges of those names hold; /server_info has them as memory_usage of each rank.
     """
     info = _optional_json(client, "/server_info", timeout) or _optional_json(client, "/get_server_info", timeout) or {}
     listed = _optional_json(client, "/v1/models", timeout) or {}
     models = listed.get("data") or [{}]
     first = models[0] if isinstance(models, list) and isinstance(models[0], dict) else {}
     context = _int(first.get("max_model_len")) or _int(info.get("context_length"))
+    memory = _memory_usage(info)
     return Capacity(
         model=first.get("id") or info.get("served_model_name"),
         max_total_num_tokens=_int(info.get("max_total_num_tokens")),
         context_length=context,
         max_running_requests=_int(info.get("max_running_requests")),
         version=info.get("version"),
+        max_total_num_tokens_swa=_int(memory.get("token_capacity_swa")),
+        weight_memory_usage_gb=_gib(memory.get("weight")),
     )
 
 
@@ -143,6 +149,18 @@ def _optional_json(client: Client, path: str, timeout: float) -> dict[str, t.Any
     except HttpError:
         return None
     return answer if isinstance(answer, dict) else None
+
+
+def _memory_usage(info: dict[str, t.Any]) -> dict[str, t.Any]:
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states else None
+    memory = state.get("memory_usage") if isinstance(state, dict) else None
+    return memory if isinstance(memory, dict) else {}
+
+
+def _gib(value: t.Any) -> float | None:
+    """A size in GiB, which SGLang calls GB; 0 is as unknown as none."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else None
 
 
 def _int(value: t.Any) -> int | None:

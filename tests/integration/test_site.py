@@ -81,6 +81,10 @@ REFUSALS = {
         ['{"preflight_memory": {"need_gib": 4096, "variable": "site_model"}}'],
         ["GiB available", "4096.0 GiB"],
     ),
+    "no memory for the model": (
+        ["memory_plan_memory_free_mib=300"],
+        ["Refused (weights_exceed_budget): weights and runtime take 2.9 GiB", "no fraction helps"],
+    ),
     "unknown model": (["site_model=gpt"], ["site_model", "gpt"]),
     "port taken": (["sglang_serve_port=22022"], ["port 22022 is held by process", "python3", "sglang_serve_port"]),
 }

@@ -34,7 +34,7 @@ def router(engine_python: str) -> Callable[[list[str]], dict]:
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """Return scenario -> {"texts": file name -> text, "servers": ..., "router": ..., "routed": ..., "checks": ...}."""
+    """Return scenario -> {"texts": file name -> text, and the values that the end of render.yml lists}."""
     directories = [tmp_path_factory.mktemp(inventory.name) for inventory, _settings, _prefix in JOBS]
     with ThreadPoolExecutor(max_workers=2) as pool:
         results = list(pool.map(lambda job, directory: render(*job[:2], directory), JOBS, directories))

@@ -27,6 +27,8 @@ os.dup2(2, 1)
 
 import sglang  # noqa: E402  after the environment is set
 import torch  # noqa: E402
+from sglang.srt.arg_groups.overrides import resolving_view  # noqa: E402
+from sglang.srt.arg_groups.pd_disaggregation_hook import handle_pd_disaggregation  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
 from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.layers.attention.dsv4.indexer import fp8_paged_mqa_logits_torch_sm120  # noqa: E402
@@ -42,6 +44,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: 
 from sglang.srt.model_executor import pool_configurator  # noqa: E402
 from sglang.srt.runtime_context import get_context  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
@@ -64,7 +67,7 @@ def _server_args(draft_tokens: int, **fields):
     return get_context().override_server_args(page_size=PAGE, **fields)
 
 
-def v4_pools(*, facts, budget, context, draft_tokens, max_running, swa_ratio, state_dtype) -> dict:
+def v4_pools(*, facts, budget, context, draft_tokens, max_running, swa_ratio, state_dtype, extra_slots=None) -> dict:
     """Pool sizes of DSV4PoolConfigurator, with the request-scoped pools of ``max_running`` requests."""
     ratios = facts["compress_ratios"]
     model = SimpleNamespace(
@@ -95,6 +98,7 @@ def v4_pools(*, facts, budget, context, draft_tokens, max_running, swa_ratio, st
                 max_running_requests=max_running,
                 swa_full_tokens_ratio=swa_ratio,
                 _swa_full_tokens_ratio_explicitly_set=True,
+                **_decode_side(extra_slots),
             )
         )
         configurator = pool_configurator.DSV4PoolConfigurator(engine)
@@ -105,14 +109,30 @@ def v4_pools(*, facts, budget, context, draft_tokens, max_running, swa_ratio, st
         return {
             "full": sizes.full_max_total_num_tokens,
             "swa": sizes.swa_max_total_num_tokens,
+            "c4": sizes.c4_max_total_num_tokens,
+            "c128": sizes.c128_max_total_num_tokens,
+            "c4 state": sizes.c4_state_pool_size,
             "per_full_token": configurator.bytes_per_full_token,
             "per_swa_token": configurator.bytes_per_swa_token,
             "c128_state": configurator._get_c128_state_fixed_bytes(max_running),
         }
 
 
-def swa_request_cap(*, draft_tokens, max_running, chunk) -> dict:
-    with _server_args(draft_tokens, max_running_requests=max_running, chunked_prefill_size=chunk):
+def _decode_side(extra_slots: int | None) -> dict:
+    if extra_slots is None:
+        return {}
+    return {"disaggregation_mode": "decode", "disaggregation_decode_extra_slots": extra_slots}
+
+
+def decode_extra_slots(*, max_running) -> int:
+    arguments = ServerArgs(model_path="none", disaggregation_mode="decode", max_running_requests=max_running)
+    handle_pd_disaggregation(arguments)
+    return resolving_view(arguments).disaggregation_decode_extra_slots
+
+
+def swa_request_cap(*, draft_tokens, max_running, chunk, extra_slots=None) -> dict:
+    settings = {"max_running_requests": max_running, "chunked_prefill_size": chunk, **_decode_side(extra_slots)}
+    with _server_args(draft_tokens, **settings):
         cap = pool_configurator.compute_swa_request_cap(page_size=PAGE, window=WINDOW, attn_dp_size=1)
         return {"cap": cap, "extra_context": get_req_to_token_extra_context_len()}
 
@@ -316,6 +336,7 @@ QUESTIONS = {
     for function in (
         version,
         v4_pools,
+        decode_extra_slots,
         swa_request_cap,
         dense_pools,
         indexer_fallback,

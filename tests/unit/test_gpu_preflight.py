@@ -485,6 +485,53 @@ def test_a_little_memory_is_no_orphan(gpus):
     assert look(gpus).findings == []
 
 
+@pytest.mark.parametrize(
+    ("free", "seen"),
+    [
+        ("97251 MiB", ""),
+        ("96992 MiB", ""),
+        ("96991 MiB", "GPU 5 (0000:84:00.0): 96991 MiB free at rest"),
+        ("80000 MiB", "GPU 5 (0000:84:00.0): 80000 MiB free at rest"),
+        ("N/A", ""),
+    ],
+)
+def test_less_free_than_the_plan_counts_on(gpus, free, seen):
+    # The bus' window, whose element has the same name, is all visible here.
+    text = gpu_xml(5).replace("<free>97251 MiB", f"<free>{free}")
+    gpus.smi(*(gpu_xml(index) for index in range(5)), text, gpu_xml(6), gpu_xml(7))
+    findings = look(gpus, memory_free_mib=97_248.0).findings
+    assert [(finding.id, finding.seen) for finding in findings] == ([("gpu.memory_free", seen)] if seen else [])
+    for finding in findings:
+        assert finding.wanted == "the plan's 97248 MiB" and finding.variable == "memory_plan_memory_free_mib"
+        assert f"memory_plan_memory_free_mib: {free.split()[0]} " in finding.fix
+    assert look(gpus).findings == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "used", "ids"),
+    [
+        ("sglang-unified.service", "90500 MiB", []),
+        ("sglang-unified.service", "500 MiB", []),
+        ("ollama.service", "90500 MiB", ["gpu.memory_held"]),
+        ("ollama.service", "500 MiB", ["gpu.memory_free"]),
+    ],
+)
+def test_free_memory_is_compared_at_rest_only(gpus, unit, used, ids):
+    gpus.process(4711, f"system.slice/{unit}")
+    text = gpu_xml(5).replace("<used>0 MiB", f"<used>{used}").replace("<free>97251 MiB", "<free>5000 MiB")
+    text = text.replace("<processes>\n\t\t</processes>", process_xml(4711, used))
+    gpus.smi(*(gpu_xml(index) for index in range(5)), text, gpu_xml(6), gpu_xml(7))
+    assert [finding.id for finding in look(gpus, memory_free_mib=97_249.0).findings] == ids
+
+
+def test_several_gpus_with_less_free_are_one_finding(gpus):
+    with_less = [gpu_xml(index).replace("<free>97251 MiB", f"<free>{90_000 + index} MiB") for index in range(8)]
+    gpus.smi(*with_less)
+    finding = only(look(gpus, memory_free_mib=97_249.0), "gpu.memory_free")
+    assert finding.seen.endswith("90000 MiB free at rest at the least")
+    assert "memory_plan_memory_free_mib: 90000 " in finding.fix
+
+
 # Before a server starts.
 
 

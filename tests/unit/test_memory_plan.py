@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops import memory_plan as mp
 from ops import memory_plan_report as report
-from ops.memory_plan_models import BUILTIN_MODELS, PlanInputError, estimate_weights_gib, facts_from_config
+from ops.memory_plan_models import (
+    BUILTIN_MODELS,
+    PlanInputError,
+    differing_facts,
+    estimate_weights_gib,
+    facts_from_config,
+)
 
 FLASH, PRO = BUILTIN_MODELS["DeepSeek-V4-Flash"], BUILTIN_MODELS["DeepSeek-V4-Pro"]
+KERNELS = "dsv4_sm120"
 SMOLLM_CONFIG = {
     "model_type": "llama",
     "hidden_size": 576,
@@ -106,6 +113,36 @@ def test_compressed_cache_of_a_million_tokens_is_the_famous_3_8_gib():
     assert compressed * 2**20 / mp.GIB == pytest.approx(3.81, abs=0.005)
 
 
+@pytest.mark.parametrize(("draft_tokens", "rings", "whole"), [(0, 8, 7_086.75), (2, 16, 7_939.19)])
+def test_parts_of_the_pools_add_up_to_a_token_of_context(draft_tokens, rings, whole):
+    plan = mp.plan_memory(card(speculative_num_draft_tokens=draft_tokens))
+    pools = {pool["name"]: pool for pool in report.plan_to_dict(plan)["pools"]}
+    parts = {part["name"]: part for pool in pools.values() for part in pool["parts"]}
+    assert list(parts) == ["c4", "c128", "indexer", "swa", "c4 state"]
+    full, swa = pools["full"]["tokens"], pools["swa"]["tokens"]
+    entries = {"c4": full // 4, "c128": full // 128, "indexer": full // 4, "swa": swa, "c4 state": swa // 256 * rings}
+    assert {name: part["tokens"] for name, part in parts.items()} == entries
+    assert sum(part["bytes_per_context_token"] for part in parts.values()) == pytest.approx(plan.bytes_per_token)
+    assert plan.bytes_per_token == pytest.approx(whole, abs=0.005)
+    for pool in (pools["full"], pools["swa"]):
+        assert sum(part["bytes_per_token"] for part in pool["parts"]) == pytest.approx(pool["bytes_per_token"])
+        assert sum(part["bytes"] for part in pool["parts"]) == pytest.approx(pool["bytes"], abs=len(pool["parts"]))
+
+
+def test_summary_shows_every_part_with_its_entries():
+    plan = mp.plan_memory(card())
+    lines = {line[:22].strip(): line for line in report.summary_lines(plan)}
+    names = ["pool full", "c4", "c128", "indexer", "pool swa", "swa", "c4 state", "pool c128 state"]
+    assert [name for name in lines if name in names] == names
+    full = plan.max_total_num_tokens
+    assert f"{full // 4:,} entries, 3,071.25 B of each token" in lines["c4"]
+    assert f"{full // 128:,} entries, 135.00 B of each token" in lines["c128"]
+    assert f"{full // 4:,} entries, 693.00 B of each token" in lines["indexer"]
+    assert "2,515.50 B of each token" in lines["swa"] and "672.00 B of each token" in lines["c4 state"]
+    assert "7,086.75 B" in lines["a token of context"]
+    assert len(report.summary_lines(mp.plan_memory(lab()))) == 9
+
+
 def test_logits_are_megabytes_and_the_fallback_is_gigabytes():
     # "[64, 131072] fp32 = 33.5 GB" cost a deployment half of its decode batch; it is 33.5 MB.
     (logits,) = mp.indexer_tensors(card(context_length=524_284), 64, "decode", "tilelang")
@@ -136,6 +173,23 @@ def test_page_table_width_of_live_servers():
 @pytest.mark.parametrize(("slots", "size"), [(256, 149_760), (64, 37_440), (2, 1_728)])
 def test_page_bytes(slots, size):
     assert mp.v4_page_bytes(slots) == size
+
+
+def test_decode_side_keeps_slots_for_prompts_on_their_way():
+    few, many = card(max_running_requests=32), card(max_running_requests=33)
+    plan, side = mp.plan_memory(few), mp.plan_memory(replace(few, decode_side=True))
+    assert (plan.pool("c128 state").tokens, side.pool("c128 state").tokens) == (32, 96)
+    assert side.pool("c128 state").bytes - plan.pool("c128 state").bytes == 64 * 128 * 1024 * 4 * 20
+    assert side.max_total_num_tokens < plan.max_total_num_tokens
+    assert next(t for t in side.tensors if t.name == "req_to_token").shape[0] == 97
+    assert (
+        mp.plan_memory(replace(many, decode_side=True)).max_total_num_tokens
+        == mp.plan_memory(many).max_total_num_tokens
+    )
+    said = replace(few, decode_side=True, decode_extra_slots=0)
+    assert mp.plan_memory(said).max_total_num_tokens == plan.max_total_num_tokens
+    # Without a pair the number says nothing.
+    assert mp.plan_memory(replace(few, decode_extra_slots=9)).pools == plan.pools
 
 
 def test_levers_have_a_gain_and_a_cost():
@@ -206,6 +260,7 @@ def test_minimum_fraction_named_by_a_refusal_is_enough_for_the_weights():
         ({"tp_size": 16}, "tp_size"),
         ({"max_running_requests": 0}, "max_running_requests"),
         ({"cuda_graph_max_bs": -1}, "cuda_graph_max_bs"),
+        ({"decode_extra_slots": -1}, "decode_extra_slots"),
         ({"chunked_prefill_size": 1000}, "chunked_prefill_size"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"),
         ({"swa_full_tokens_ratio": 0}, "swa_full_tokens_ratio"),
@@ -322,10 +377,47 @@ def test_table_leaves_out_contexts_the_model_does_not_have():
     assert report.plan_table(lab(), [0.8], [8192, 131_072]).contexts == (8192,)
 
 
-def test_tensor_lines_give_every_backend_for_decode_and_prefill():
-    lines = report.tensor_lines(card())
-    assert len(lines) == 6
-    assert "indexer logits [64 x 131,136] fp32 = 32.0 MiB" in "\n".join(lines)
+def test_tensor_lines_give_every_tensor_of_every_backend_for_decode_and_prefill():
+    # 524,284 gives the famous width of 131,072; the figure was once read as 33.5 GB.
+    lines = report.tensor_lines(card(context_length=524_284, cuda_graph_max_bs=64, chunked_prefill_size=4096))
+    heads = [(line.split()[0], line.split()[3]) for line in lines if not line.startswith(" ")]
+    assert heads == [(phase, backend) for phase in ("decode", "prefill") for backend in ("torch", "tilelang", KERNELS)]
+    assert len(lines) == len(heads) + (6 + 1 + 1) + (7 + 1 + 1)
+    said = "\n".join(lines)
+    for tensor in (
+        "logits [64 x 131,072] fp32 = 32.0 MiB (33.55 MB)",
+        "queries [64 x 64 x 128] bf16 = 1.0 MiB (1.05 MB)",
+        "gathered pages [64 x 2,048 x 8,448] uint8 = 1.0 GiB (1,107.30 MB)",
+        "values [64 x 131,072 x 128] bf16 = 2.0 GiB (2,147.48 MB)",
+        "scale [64 x 131,072] fp32 = 32.0 MiB (33.55 MB)",
+        "score [64 x 131,072 x 64] bf16 = 1.0 GiB (1,073.74 MB)",
+        "score x weight [64 x 131,072 x 64] fp32 = 2.0 GiB (2,147.48 MB)",
+        "workspace [6,292,480] uint8 = 6.0 MiB (6.29 MB)",
+        "gathered pages [1,024 x 2,048 x 8,448] uint8",
+        "score x weight [1,024 x 131,072 x 64] fp32 = 32.0 GiB",
+        "logits of earlier steps [3,072 x 131,072] fp32 = 1.5 GiB",
+        "logits [4,096 x 131,072] fp32 = 2.0 GiB",
+        "workspace [37,752,832] uint8 = 36.0 MiB (37.75 MB)",
+    ):
+        assert f"indexer {tensor}" in said
+
+
+def test_tensor_lines_of_the_fallback_at_the_longest_context():
+    said = "\n".join(report.tensor_lines(card(context_length=1_048_576, cuda_graph_max_bs=32)))
+    assert "indexer score x weight [32 x 262,208 x 64] fp32 = 2.0 GiB (2,148.01 MB)" in said
+    assert "indexer gathered pages [32 x 4,097 x 8,448] uint8 = 1.0 GiB (1,107.57 MB)" in said
+
+
+def test_report_ends_with_the_largest_tensors_of_the_plan():
+    for inputs in (card(), card(indexer_backend="torch", context_length=8192), lab()):
+        plan = mp.plan_memory(inputs)
+        head, *lines = report.report(plan).rpartition("\n\n")[2].splitlines()
+        assert head == "largest tensors outside the budget" and len(lines) == 3
+        sizes = sorted((tensor.bytes for tensor in plan.tensors), reverse=True)[:3]
+        assert [mp.format_bytes(size) in line for size, line in zip(sizes, lines, strict=True)] == [True] * 3
+    assert "prefill   hyper-connection streams [2 x 4,096 x 4 x 4,096] bf16 = 256 MiB" in report.report(
+        mp.plan_memory(card())
+    )
 
 
 def test_comparison_within_tolerance_is_quiet():
@@ -349,6 +441,23 @@ def test_comparison_off_by_more_than_3_percent_names_both_numbers():
     assert len(warnings) == 1
     assert f"planned {plan.max_total_num_tokens:,}" in warnings[0] and f"reports {actual:,}" in warnings[0]
     assert "-4.0%" in warnings[0]
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 2])
+def test_comparison_has_the_windows_pool_and_the_weights_of_the_model_itself(draft_tokens):
+    plan = mp.plan_memory(card(speculative_num_draft_tokens=draft_tokens))
+    model = estimate_weights_gib(FLASH, 4)
+    reported = {"max_total_num_tokens_swa": plan.swa_tokens, "weight_memory_usage_gb": model}
+    drifts = {drift.quantity: drift for drift in report.compare_with_server(plan, reported)}
+    assert list(drifts) == list(reported) and all(drift.ok for drift in drifts.values())
+    assert drifts["weight_memory_usage_gb"].planned == model == pytest.approx(39.83, abs=0.005)
+    reported = {"max_total_num_tokens_swa": plan.swa_tokens * 0.96, "weight_memory_usage_gb": 41.5}
+    window, weights = report.drift_warnings(report.compare_with_server(plan, reported))
+    assert "max_total_num_tokens_swa: planned" in window and "(-4.0%)" in window
+    assert "weight_memory_usage_gb: planned 39.83, the server reports 41.50 (+4.2%)" in weights
+    given = mp.plan_memory(card(weights_gib=38.6))
+    (drift,) = report.compare_with_server(given, {"weight_memory_usage_gb": 38.6})
+    assert drift.planned == 38.6
 
 
 def test_comparison_of_context_allows_no_difference():
@@ -403,6 +512,20 @@ def test_facts_from_config_equal_the_built_in_ones():
         facts_from_config({**config, "quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}).expert_format
         == "fp8"
     )
+
+
+def test_a_checkpoint_of_the_plans_facts_does_not_differ():
+    assert differing_facts(facts_from_config(SMOLLM_CONFIG, "a"), {**SMOLLM_CONFIG, "head_dim": 64}) == ()
+
+
+def test_what_a_checkpoint_says_otherwise():
+    planned = facts_from_config(SMOLLM_CONFIG, "a")
+    config = {**SMOLLM_CONFIG, "num_hidden_layers": 32, "torch_dtype": "bfloat16", "architectures": ["X"]}
+    assert differing_facts(planned, config) == (("num_layers", 30, 32), ("dtype", "float32", "bfloat16"))
+    ((fact, name, kind),) = differing_facts(FLASH, SMOLLM_CONFIG)
+    assert (fact, name, kind) == ("model_type", "DeepSeek-V4-Flash", "llama")
+    ((fact, name, error),) = differing_facts(FLASH, {"model_type": "deepseek_v4"})
+    assert (fact, name) == ("config.json", "DeepSeek-V4-Flash") and "no num_hidden_layers" in error
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,10 @@ def test_engine_is_the_version_the_plan_is_written_for(engine):
     context=st.sampled_from([8192, 131_072, 524_288, 1_048_576]),
     state_dtype=st.sampled_from(mp.COMPRESS_STATE_DTYPES),
     budget=st.integers(1 << 28, 120 << 30),
+    extra_slots=st.sampled_from([None, None, 0, 7, 64]),
 )
 def test_v4_pools_are_equal_to_the_token(
-    engine, model, draft_tokens, max_running, swa_ratio, context, state_dtype, budget
+    engine, model, draft_tokens, max_running, swa_ratio, context, state_dtype, budget, extra_slots
 ):
     inputs = inputs_for(
         model,
@@ -67,6 +68,8 @@ def test_v4_pools_are_equal_to_the_token(
         max_running_requests=max_running,
         swa_full_tokens_ratio=swa_ratio,
         compress_state_dtype=state_dtype,
+        decode_side=extra_slots is not None,
+        decode_extra_slots=extra_slots,
     )
     theirs = engine.ask(
         "v4_pools",
@@ -77,6 +80,7 @@ def test_v4_pools_are_equal_to_the_token(
         max_running=max_running,
         swa_ratio=swa_ratio,
         state_dtype=state_dtype,
+        extra_slots=extra_slots,
     )
     full, swa = mp.v4_pool_tokens(inputs, budget)
     if "refused" in theirs:
@@ -88,6 +92,10 @@ def test_v4_pools_are_equal_to_the_token(
     assert rates.per_full_token == theirs["per_full_token"]
     assert rates.per_swa_token == theirs["per_swa_token"]
     assert rates.c128_state == theirs["c128_state"]
+    parts = {part.name: part.tokens for pool in mp.v4_pools(inputs, budget) for part in pool.parts}
+    assert {name: parts[name] for name in ("c4", "c128", "c4 state")} == {
+        name: theirs[name] for name in ("c4", "c128", "c4 state")
+    }
 
 
 @settings(max_examples=40, deadline=None)
@@ -124,6 +132,20 @@ def test_swa_need_of_running_requests_and_row_length(engine, draft_tokens, max_r
     theirs = engine.ask("swa_request_cap", draft_tokens=draft_tokens, max_running=max_running, chunk=chunk)
     assert mp.swa_in_flight(inputs, max_running) == theirs["cap"]
     assert mp.row_length(inputs) - inputs.context_length == theirs["extra_context"]
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 2])
+@pytest.mark.parametrize("max_running", [1, 31, 32, 33, 64])
+def test_slots_and_swa_need_of_a_decode_side(engine, draft_tokens, max_running):
+    inputs = inputs_for(
+        FLASH, speculative_num_draft_tokens=draft_tokens, max_running_requests=max_running, decode_side=True
+    )
+    slots = engine.ask("decode_extra_slots", max_running=max_running)
+    assert inputs.extra_slots == slots
+    theirs = engine.ask(
+        "swa_request_cap", draft_tokens=draft_tokens, max_running=max_running, chunk=4096, extra_slots=slots
+    )
+    assert mp.swa_in_flight(inputs, max_running) == theirs["cap"]
 
 
 @pytest.mark.parametrize(("rows", "context"), [(2, 508), (3, 1276), (7, 16_000), (1024, 252), (2048, 508)])

@@ -189,6 +189,48 @@ def test_check_mode_shows_no_numbers_that_a_restarting_server_has_not_reported(t
     assert ("ops_memory_plan_actual" in done.stdout) is shown
 
 
+def test_module_warns_of_a_checkpoint_that_is_not_the_plans(module):
+    options = {"config": LAB["memory_plan_config"], "memory_free_mib": 16_384, "context_length": 8192}
+    failed, result = module(**options, checkpoint=LAB["memory_plan_config"])
+    assert not failed and result["differing_facts"] == []
+    assert "another model" not in str(result.get("warnings"))
+    failed, result = module(**options, checkpoint={**LAB["memory_plan_config"], "vocab_size": 50_000})
+    assert not failed
+    assert result["differing_facts"] == [{"fact": "vocab_size", "planned": 49_152, "checkpoint": 50_000}]
+    assert "vocab_size is 50000 in the checkpoint's config.json, the plan takes 49152" in str(result["warnings"])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_checkpoint_of_the_host_is_compared_when_it_is_there(tmp_path, there):
+    (tmp_path / "play.yml").write_text(COMPARE.format(root=ROOT).replace("compare}", "checkpoint}"))
+    path = tmp_path / "config.json"
+    if there:
+        path.write_text(json.dumps(LAB["memory_plan_config"] | {"num_hidden_layers": 31}))
+    done = compare(tmp_path / "play.yml", LAB | {"memory_plan_checkpoint": str(path)})
+    said = " ".join((done.stdout + done.stderr).split())
+    assert ("num_layers is 31 in the checkpoint's config.json, the plan takes 30" in said) is there
+    assert "changed=0" in done.stdout
+
+
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_window_and_weights_are_compared_where_they_are_reported(tmp_path, with_weights):
+    (tmp_path / "play.yml").write_text(COMPARE.format(root=ROOT))
+    (tmp_path / "release").mkdir()
+    reported = {"max_total_num_tokens": 5_937_664, "max_total_num_tokens_swa": 500_000, "weight_memory_usage_gb": 45.0}
+    variables = {
+        "memory_plan_servers": ["unified"],
+        "memory_plan_reported": [{"max_running_requests": 64, "context_length": 524_288, **reported}],
+        "memory_plan_compare_weights": with_weights,
+        "memory_plan_metrics_directory": str(tmp_path),
+        "memory_plan_release": str(tmp_path / "release"),
+    }
+    done = compare(tmp_path / "play.yml", variables, "--check", "--diff")
+    said = " ".join(done.stdout.split()) + " ".join(done.stderr.split())
+    assert "max_total_num_tokens_swa: planned 593,664, the server reports 500,000 (-15.8%)" in said
+    assert ("weight_memory_usage_gb: planned 39.83, the server reports 45 (+13.0%)" in said) is with_weights
+    assert ('quantity="weight_memory_usage_gb"} 45' in done.stdout) is with_weights
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the files belong to root")
 def test_the_plan_that_is_exported_is_that_of_the_release_that_serves(tmp_path):
     """Also after the link is put back by a run that knows nothing of plans; a server that is gone has none."""

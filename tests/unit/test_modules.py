@@ -185,6 +185,8 @@ def test_sglang_ready_reports_capacity(run_module: RunModule) -> None:
     words = "16384 tokens of KV: 2 requests of 8k tokens, or 8 requests of 512 tokens"
     assert result["capacity"] == f"{words} (max_running_requests; the pool holds 32)"
     assert result["warnings_seen"] == []
+    # A dense model has no window.
+    assert (result["max_total_num_tokens_swa"], result["weight_memory_usage_gb"]) == (None, None)
 
 
 def test_sglang_ready_does_not_take_another_server_for_the_unit(run_module: RunModule) -> None:

@@ -237,6 +237,21 @@ def test_disk_is_measured_where_the_directory_will_be(tree, monkeypatch):
     assert tree.check(disks=[{**disk, "need_gib": 2}]) == []
 
 
+def test_what_is_fetched_already_needs_no_room(tree, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(100 * GIB, 98 * GIB, 2 * GIB))
+    disk = {"path": "/srv/models/flash", "holds": "/srv/models/flash", "need_gib": 3, "variable": "model_store_path"}
+    (finding,) = tree.check(disks=[disk])
+    assert (finding["id"], finding["wanted"]) == ("host.disk", "3.0 GiB")
+    (tree.root / "srv/models/flash/part").mkdir(parents=True)
+    with open(tree.root / "srv/models/flash/part/model.safetensors", "wb") as file:
+        file.truncate(GIB // 2)
+    (finding,) = tree.check(disks=[disk])
+    assert finding["wanted"] == "2.5 GiB"
+    with open(tree.root / "srv/models/flash/part/other.safetensors.part", "wb") as file:
+        file.truncate(GIB // 2)
+    assert tree.check(disks=[disk]) == []
+
+
 @pytest.mark.parametrize(
     ("files", "gib"),
     [

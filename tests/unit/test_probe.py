@@ -70,6 +70,33 @@ def test_capacity_of_a_server_holds_nothing_else() -> None:
     assert seen == Capacity("fake-model", 16384, 8192, 8, "0.5.23")
 
 
+def test_capacity_has_the_windows_pool_and_the_weights() -> None:
+    memory = {"weight": 39.83, "kvcache": 39.2, "token_capacity": 16384, "token_capacity_swa": 1536, "graph": {}}
+    with FakeServer() as fake:
+        fake.arguments = {"internal_states": [{"memory_usage": memory, "env_vars": {"KEY": "sk-secret"}}]}
+        seen = capacity(Client(fake.base_url))
+    assert (seen.max_total_num_tokens_swa, seen.weight_memory_usage_gb) == (1536, 39.83)
+    assert "sk-secret" not in repr(seen)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        None,
+        [],
+        [None],
+        {"memory_usage": {"weight": 1.0}},
+        [{"memory_usage": None}],
+        [{"memory_usage": {"weight": 0, "token_capacity_swa": None}}],
+        [{"memory_usage": {"weight": True, "token_capacity_swa": "1536"}}],
+    ],
+)
+def test_capacity_without_a_window_or_a_size_that_can_be_meant(states: object) -> None:
+    with FakeServer() as fake:
+        fake.arguments = {"internal_states": states}
+        assert capacity(Client(fake.base_url)) == Capacity("fake-model", 16384, 8192, 8, "0.5.23")
+
+
 def test_capacity_of_a_server_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capacity(Client("http://127.0.0.1:1")) == Capacity()
     client = Client("http://127.0.0.1:1")
@@ -275,4 +302,6 @@ def test_capacity_is_json() -> None:
         "context_length": None,
         "max_running_requests": None,
         "version": None,
+        "max_total_num_tokens_swa": None,
+        "weight_memory_usage_gb": None,
     }
