@@ -61,12 +61,21 @@ def test_one_variable_restarts_that_unit_only(host: SiteHost, converged: None) -
 
 
 def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost) -> None:
-    """A misspelt argument, and a key that only a restart would bring, with the restart put off."""
+    """What is misspelt or no longer there, and a key that only a restart would bring, with the restart put off."""
     before = host.main_pid(ENGINE)
     refused = {
         '{"sglang_serve_arguments_custom": {"context-lenght": 1}}': [
             "refuses its arguments: unrecognized arguments: --context-lenght 1",
             "Change sglang_serve_arguments_custom",
+        ],
+        '{"sglang_serve_arguments_custom": {"cuda-graph-max-bs": 8}}': [
+            "refuses its arguments: ",
+            "--cuda-graph-max-bs",
+            "Change sglang_serve_arguments_custom",
+        ],
+        '{"sglang_serve_environment_custom": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUC": "1"}}': [
+            "knows no SGLANG_ENABLE_PCIE_IPC_ALLREDUC (did you mean SGLANG_ENABLE_PCIE_IPC_ALLREDUCE?)",
+            "Change sglang_serve_environment_custom",
         ],
         '{"sglang_serve_restart_policy": "defer", "sglang_serve_api_key": "another-key-of-24-letters"}': [
             "sglang_serve_api_key is not the key on the host",
