@@ -165,14 +165,19 @@ class Inspection:
 
 
 def gpu_part(
-    host: Host, gpus: Mapping[str, t.Any] | None, reason: str, units: Iterable[str], timeout: float
+    host: Host,
+    gpus: Mapping[str, t.Any] | None,
+    reason: str,
+    units: Iterable[str],
+    timeout: float,
+    islands: Iterable[Mapping[str, t.Any]],
+    engines: Iterable[Mapping[str, t.Any]],
 ) -> Inspection:
     """The GPUs, and the limits that only an engine with GPUs needs; nothing but the reason where none are wanted."""
     if not gpus:
-        return Inspection(
-            [], [Unchecked(name, reason) for name in ("gpu.*", "host.iommu", "host.acs", "host.aspm")], {}
-        )
-    view = check_gpus(host, dict(gpus), units, timeout)
+        names = ("gpu.*", "host.numactl", "host.iommu", "host.acs", "host.aspm")
+        return Inspection([], [Unchecked(name, reason) for name in names], {})
+    view = check_gpus(host, dict(gpus), units, timeout, islands, engines)
     facts = {
         "driver": view.driver,
         "cuda": view.cuda,
@@ -192,6 +197,7 @@ def check_host(
     files: Iterable[dict] = (),
     gpus: Mapping[str, t.Any] | None = None,
     gpus_reason: str = "no GPUs are wanted",
+    islands: Iterable[Mapping[str, t.Any]] = (),
     units: Iterable[str] = (),
     venv: str = "",
     cache: str = "",
@@ -201,8 +207,9 @@ def check_host(
 ) -> Inspection:
     """Run every check that has something to look at; each dict holds the arguments of its check function.
 
-    gpus: what is wanted of the GPUs (see gpu_checks), nothing for none. units: patterns of our own units. engines: the
-    arguments and the environment of each. timeout: seconds for each program that asks the GPUs.
+    gpus: what is wanted of the GPUs (see gpu_checks), nothing for none. islands: those of the inventory. units:
+    patterns of our own units. engines: the arguments and the environment of each. timeout: seconds for each program
+    that asks the GPUs.
     """
     engines = list(engines)
     findings = check_system(host)
@@ -220,6 +227,6 @@ def check_host(
     for file in files:
         findings += check_file(host, **file)
     settings, unchecked = check_settings(host, shm_gib)
-    part = gpu_part(host, gpus, gpus_reason, units, timeout)
+    part = gpu_part(host, gpus, gpus_reason, units, timeout, islands, engines)
     findings += settings + part.findings + check_engine(host, venv, cache, engines)
     return Inspection(findings, unchecked + part.unchecked, part.facts)

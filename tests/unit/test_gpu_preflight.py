@@ -236,6 +236,65 @@ def test_torn_islands(gpus):
     assert "[[4, 5, 6, 7]]" in finding.seen
 
 
+@pytest.mark.parametrize(
+    ("islands", "seen"),
+    [
+        ([([0, 1, 2, 3], 0), ([4, 5, 6, 7], 1)], None),
+        ([([0, 1], 0), ([2, 3], 0)], None),
+        ([([4, 5, 6, 7], None)], None),
+        # Eight GPUs are on two nodes whatever one does.
+        ([([0, 1, 2, 3, 4, 5, 6, 7], None)], None),
+        (
+            [([0, 1, 2, 3], 1), ([4, 5, 6, 7], 1)],
+            "GPUs [0, 1, 2, 3] are said to be on node 1: GPU 0 is on node 0, GPU 1 is on node 0, "
+            "GPU 2 is on node 0, GPU 3 is on node 0",
+        ),
+        ([([2, 3, 4, 5], 0)], "GPUs [2, 3, 4, 5] are said to be on node 0: GPU 4 is on node 1, GPU 5 is on node 1"),
+        (
+            [([2, 3, 4, 5], None)],
+            "GPUs [2, 3, 4, 5] are on nodes [0, 1], and [[0, 1, 2, 3], [4, 5, 6, 7]] are not",
+        ),
+        ([([8], 1)], "GPUs [8]: this host has no GPU 8"),
+        ([([0, 1], 3), ([9], None)], "GPU 1 is on node 0; GPUs [9]: this host has no GPU 9"),
+    ],
+)
+def test_islands_of_the_inventory(gpus, islands, seen):
+    inventory = [{"gpus": members, "numa": numa} for members, numa in islands]
+    view = gpu_checks.check_gpus(gpus.host, WANTED, [], 30, inventory)
+    if seen is None:
+        assert view.findings == []
+    else:
+        finding = only(view, "gpu.islands")
+        assert seen in finding.seen
+        assert finding.variable == "sglang_serve_islands"
+        assert '[{"gpus": [0, 1, 2, 3], "numa": 0}' in finding.fix
+
+
+def test_an_island_over_nodes_whose_numbers_alternate_is_needed(gpus):
+    """An engine takes consecutive GPUs, and no four of them are on one node."""
+    for index, device in enumerate(sorted((gpus.root / "sys/bus/pci/devices").iterdir())):
+        (device / "numa_node").write_text(f"{index % 2}\n")
+    view = gpu_checks.check_gpus(gpus.host, WANTED, [], 30, [{"gpus": [0, 1, 2, 3], "numa": None}])
+    assert view.findings == []
+
+
+def test_a_node_that_nobody_knows_contradicts_no_inventory(gpus):
+    for device in (gpus.root / "sys/bus/pci/devices").iterdir():
+        (device / "numa_node").write_text("-1\n")
+    inventory = [{"gpus": [0, 1, 2, 3], "numa": 0}]
+    view = gpu_checks.check_gpus(gpus.host, {**WANTED, "island_size": 0}, [], 30, inventory)
+    assert "said to be" not in str(view.findings)
+
+
+@pytest.mark.parametrize(("first", "size", "wanted"), [(0, 8, True), (0, 4, False), (4, 4, False), (2, 4, True)])
+def test_ranks_over_several_nodes_need_numactl(gpus, first, size, wanted):
+    engines = [{"arguments": {"base-gpu-id": first, "tp-size": size}}]
+    view = gpu_checks.check_gpus(gpus.host, WANTED, [], 30, engines=engines)
+    assert [finding.id for finding in view.findings] == (["host.numactl"] if wanted else [])
+    gpus.answers["numactl --show"] = (0, "policy: default\n")
+    assert gpu_checks.check_gpus(gpus.host, WANTED, [], 30, engines=engines).findings == []
+
+
 # nvidia-smi does not answer.
 
 

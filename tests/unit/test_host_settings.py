@@ -348,3 +348,14 @@ def test_what_cannot_be_accepted_is_refused(run_module, gpus, id):
 
 def test_findings_are_values():
     assert found("host.port", "a", "b", "c", "d") == Finding("host.port", "error", "a", "b", "c", "d")
+
+
+def test_the_module_compares_the_islands(run_module, gpus):
+    def look_at_the_tree(module):
+        module.Host = lambda: gpus.host
+
+    islands = [{"gpus": [0, 1, 2, 3], "numa": 0}, {"gpus": [4, 5, 6, 7], "numa": 0}]
+    engines = [{"arguments": {"tp-size": 8, "base-gpu-id": 0}}]
+    arguments = {"gpus": WANTED, "islands": islands, "engines": engines}
+    result = run_module("host_preflight", arguments, before=look_at_the_tree)
+    assert sorted(finding["id"] for finding in result["findings"]) == ["gpu.islands", "host.numactl"]
