@@ -235,6 +235,19 @@ def test_prefill_and_decode_apart_are_never_proven_without_a_long_text(rendered,
     assert [check.id for check in suite.of("full").needles] == ["2k", "32k"]
 
 
+def test_drafts_are_planned_for_and_proven_where_they_are_asked_for(rendered):
+    asked = [name for name, one in rendered.items() if suite_of(one["checks"]).speculation]
+    assert asked == [name for name, one in rendered.items() if int(one["planned_draft_tokens"])] == ["tp4"]
+    given = {name: value for name, value in rendered["tp4"]["servers"][0]["arguments"].items() if "specul" in name}
+    assert {name.removeprefix("speculative-"): str(value) for name, value in given.items()} == {
+        "algorithm": "EAGLE",
+        "num-steps": "1",
+        "eagle-topk": "1",
+        "num-draft-tokens": "2",
+    }
+    assert int(rendered["tp4"]["planned_draft_tokens"]) == 2
+
+
 def test_router_reads_its_arguments_before_it_is_touched(engine_python):
     start = [engine_python, ROOT / "roles/sglang_router/files/start_router.py", "--only-read", "--port", "30001"]
     assert (run(*start).stdout, run(*start).returncode) == ("", 0)
