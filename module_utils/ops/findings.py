@@ -93,6 +93,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "engine.stale_lock": (ERROR, "an interrupted compilation left a lock; the next start would wait for it"),
     "engine.allocator": (ERROR, "expandable segments in PyTorch's allocator"),
     "engine.nccl": (ERROR, "NCCL variables that contradict each other"),
+    "engine.moe_backend": (ERROR, "experts computed by kernels that the GPUs or the checkpoint do not have"),
     "engine.tokenizer_workers": (ERROR, "several tokenizer workers together with a queue limit"),
     "engine.chunk": (WARNING, "the prefill chunk is divided among data-parallel ranks"),
     "engine.host_cache": (WARNING, "a host cache whose size nobody knows before the start"),

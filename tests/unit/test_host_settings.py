@@ -234,6 +234,19 @@ def test_pytorch_locks_with_a_file_that_outlives_it(gpus, engine_python, tmp_pat
         ({"context-length": 524288}, {"SGLANG_MAX_NEW_TOKENS_LIMIT": "0"}, ["engine.answer_cap"]),
         ({"context-length": 524288}, {"SGLANG_MAX_NEW_TOKENS_LIMIT": "65536"}, []),
         ({"context-length": 131072}, {}, []),
+        ({"moe-runner-backend": "flashinfer_trtllm"}, {}, ["engine.moe_backend"]),
+        ({"moe-runner-backend": "flashinfer_trtllm_routed"}, {}, ["engine.moe_backend"]),
+        ({"moe-runner-backend": "flashinfer_cutlass"}, {}, []),
+        ({"moe-runner-backend": "marlin"}, {}, []),
+        ({"quantization": "fp8", "served-model-name": "DeepSeek-V4-Flash-NVFP4"}, {}, ["engine.moe_backend"]),
+        ({"quantization": "modelopt_fp4", "model-path": "/srv/models/x-nvfp4"}, {}, ["engine.moe_backend"]),
+        ({"quantization": False, "served-model-name": "DeepSeek-V4-Flash-NVFP4"}, {}, []),
+        ({"quantization": "fp8", "served-model-name": "another"}, {}, []),
+        (
+            {"moe-runner-backend": "flashinfer_trtllm", "quantization": "fp8", "model-path": "/srv/NVFP4"},
+            {},
+            ["engine.moe_backend", "engine.moe_backend"],
+        ),
     ],
 )
 def test_configuration(arguments, environment, expected):
