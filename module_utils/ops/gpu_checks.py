@@ -138,7 +138,11 @@ def check_count(smi: Smi, on_bus: list[str], is_open: bool, wanted: Wanted) -> l
         for address, reason in smi.lost
     ]
     count = wanted.get("count")
-    if not count or len(smi.gpus) == int(count) or smi.problem in ("missing", "no_driver", "hangs", "mismatch"):
+    # Half an answer does not say how many there are.
+    unknown = smi.problem in ("missing", "no_driver", "hangs", "mismatch") or (
+        smi.problem == "damaged" and not smi.lost
+    )
+    if not count or len(smi.gpus) == int(count) or unknown:
         return findings
     missing = sorted(set(on_bus) - {gpu.bus_id for gpu in smi.gpus})
     where = f"{len(on_bus)} on the PCI bus" + (f", without a driver: {', '.join(missing)}" if missing else "")
@@ -425,6 +429,7 @@ def check_nvcc(host: Host, wanted: Wanted) -> list[Finding]:
     if status == 0 and match and version(match[1]) >= version(least):
         return []
     seen = f"nvcc {match[1]}" if match and status == 0 else "no nvcc in /usr/local/cuda/bin or the PATH"
+    seen = text if status == TIMED_OUT else seen
     fix = "gpu_host_packages, then ansible-playbook playbooks/gpu_host.yml"
     return [found("gpu.nvcc", seen, f"release {least} or newer", fix, VARIABLE + ".cuda_min")]
 
@@ -505,13 +510,26 @@ class GpuView:
     cuda: str = ""
 
 
-def kernel_log(host: Host, timeout: float) -> str | None:
-    """Return the kernel's log since the boot, None when nobody may read it."""
+def kernel_log(host: Host, timeout: float) -> tuple[str, str]:
+    """Return the kernel's log since the boot, and why there is none."""
+    hanging = []
     for command in (["journalctl", "--dmesg", "--boot", "--no-pager", "--quiet"], ["dmesg"]):
         status, text = host.run(command, timeout)
         if status == 0 and text.strip():
-            return text
-    return None
+            return text, ""
+        hanging += [command[0]] if status == TIMED_OUT else []
+    if hanging:
+        return "", f"{' and '.join(hanging)} did not end within {timeout:g} s"
+    return "", "the kernel log cannot be read (dmesg and journalctl need root)"
+
+
+def why_no_acs(status: int, timeout: float) -> str:
+    """Return why lspci, with this exit status, tells nothing of the bridges above the GPUs."""
+    if status == TIMED_OUT:
+        return f"lspci did not end within {timeout:g} s: a device does not answer"
+    if status == NOT_THERE:
+        return "lspci is not installed: apt-get install pciutils"
+    return "lspci shows no ACS of the bridges above the GPUs (it needs root; a virtual machine has none)"
 
 
 def places_of(host: Host, gpus: Iterable[Gpu], nodes: list[Node]) -> Places:
@@ -543,20 +561,15 @@ def check_gpus(
     findings += check_count(smi, bus_gpus(host), is_open, wanted) + check_kind(gpus, wanted)
     findings += check_modes(gpus) + check_health(gpus) + check_power(gpus, wanted) + check_bus(gpus)
     findings += check_memory_held(host, gpus, our_units) + check_iommu(host, gpus)
-    log = kernel_log(host, timeout)
-    if log is None:
-        unchecked.append(Unchecked("gpu.xid", "the kernel log cannot be read (dmesg and journalctl need root)"))
-    findings += check_xids(parse_xids(log or ""), gpus)
+    log, why = kernel_log(host, timeout)
+    if why:
+        unchecked.append(Unchecked("gpu.xid", why))
+    findings += check_xids(parse_xids(log), gpus)
     status, text = host.run(["lspci", "-D", "-vvv"], timeout)
     devices = parse_lspci(text) if status == 0 else []
     bridges = bridges_above(device_path(host, gpu.bus_id) for gpu in gpus)
     if not any(device.acs for device in devices if device.bus_id in bridges):
-        reason = (
-            "lspci is not installed: apt-get install pciutils"
-            if status == NOT_THERE
-            else ("lspci shows no ACS of the bridges above the GPUs (it needs root; a virtual machine has none)")
-        )
-        unchecked.append(Unchecked("host.acs", reason))
+        unchecked.append(Unchecked("host.acs", why_no_acs(status, timeout)))
     findings += check_pci(devices, gpus, bridges)
     if len(gpus) > 1:
         status, text = host.run([SMI, "topo", "-p2p", "r"], timeout)

@@ -18,7 +18,7 @@ from .engine_checks import check_engine, host_cache_gib
 from .findings import Finding, Unchecked, found
 from .gpu_checks import check_gpus
 from .gpu_facts import cpu_list
-from .host import SECONDS, Host, number
+from .host import SECONDS, Host, number, whole_lines
 from .system_checks import check_limits, check_settings
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
@@ -58,7 +58,7 @@ def check_python(host: Host, interpreter: str, variable: str) -> list[Finding]:
 
 def listening_inodes(table: str, port: int) -> set[str]:
     """Return the inodes of sockets that listen on `port`, from the text of /proc/net/tcp or tcp6."""
-    rows = (line.split() for line in table.splitlines()[1:])
+    rows = (line.split() for line in whole_lines(table)[1:])
     return {row[9] for row in rows if len(row) > 9 and row[3] == LISTEN and int(row[1].rsplit(":", 1)[1], 16) == port}
 
 
