@@ -128,6 +128,20 @@ options:
       island_size:
         description: GPUs of one engine, which should share a NUMA node; without it one island for each node.
         type: int
+  islands:
+    description: Groups of GPUs as the inventory has them, to be compared with where the GPUs are.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      gpus:
+        description: Numbers as C(nvidia-smi) counts.
+        type: list
+        elements: int
+        default: []
+      numa:
+        description: The NUMA node that they are said to be on.
+        type: int
   gpus_reason:
     description: Why no GPU is looked at.
     type: str
@@ -312,6 +326,12 @@ def main() -> None:
                     "power_limit_w": {"type": "int"},
                     "island_size": {"type": "int"},
                 },
+            },
+            "islands": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"gpus": {"type": "list", "elements": "int", "default": []}, "numa": {"type": "int"}},
             },
             "gpus_reason": {"type": "str", "default": "no GPUs are wanted"},
             "units": {"type": "list", "elements": "str", "default": []},

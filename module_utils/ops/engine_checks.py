@@ -18,6 +18,8 @@ FLASHINFER = ("flashinfer_python", "flashinfer_cubin", "flashinfer_jit_cache")
 ARGUMENTS = "sglang_serve_arguments_custom"
 ENVIRONMENT = "sglang_serve_environment_custom"
 LONG_CONTEXT = 131072
+# The only backend for NVFP4 experts that is fast and runs on sm_120.
+MOE_BACKEND = "flashinfer_cutlass"
 
 
 def site_packages(host: Host, venv: str) -> str:
@@ -108,6 +110,22 @@ def check_configuration(arguments: Mapping[str, t.Any], environment: Mapping[str
         seen = f"enable-hierarchical-cache with hicache-ratio {arguments.get('hicache-ratio', 'of the engine')}"
         fix = f"hicache-size: GB for each rank in {ARGUMENTS}; that much is pinned and counted in host.memory"
         add("engine.host_cache", seen, "a size in GB", fix, ARGUMENTS)
+    backend, quantization = str(arguments.get("moe-runner-backend") or ""), str(arguments.get("quantization") or "")
+    if backend.startswith("flashinfer_trtllm"):
+        fix = f"take moe-runner-backend out of {ARGUMENTS}: the model's file sets {MOE_BACKEND}"
+        add(
+            "engine.moe_backend",
+            f"moe-runner-backend {backend}",
+            "a backend that is not for SM100 alone",
+            fix,
+            ARGUMENTS,
+        )
+    if quantization and any(
+        "nvfp4" in str(arguments.get(name)).lower() for name in ("served-model-name", "model-path")
+    ):
+        fix = f"take quantization out of {ARGUMENTS}"
+        seen = f"quantization {quantization} with an NVFP4 checkpoint"
+        add("engine.moe_backend", seen, "none: the checkpoint says itself how it is quantized", fix, ARGUMENTS)
     limit = str(environment.get("SGLANG_MAX_NEW_TOKENS_LIMIT") or "0")
     if whole("context-length") > LONG_CONTEXT and limit == "0":
         seen = f"context-length {whole('context-length')}, SGLANG_MAX_NEW_TOKENS_LIMIT not set"

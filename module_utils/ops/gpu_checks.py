@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import json
 import os
 import re
 import typing as t
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from .findings import Finding, Unchecked, found
 from .gpu_facts import (
@@ -69,6 +70,14 @@ XID_MEANINGS = {
     120: "the GPU's system processor halted",
 }
 NEEDS_RESET = {8, 48, 62, 64, 74, 79, 95, 109, 119, 120}
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where GPUs are: GPU -> NUMA node (None when nobody knows), and GPU -> device path in /sys."""
+
+    nodes: dict[int, int | None]
+    order: dict[int, str]
 
 
 def name_gpus(gpus: Iterable[Gpu]) -> str:
@@ -131,7 +140,11 @@ def check_count(smi: Smi, on_bus: list[str], is_open: bool, wanted: Wanted) -> l
         for address, reason in smi.lost
     ]
     count = wanted.get("count")
-    if not count or len(smi.gpus) == int(count) or smi.problem in ("missing", "no_driver", "hangs", "mismatch"):
+    # Half an answer does not say how many there are.
+    unknown = smi.problem in ("missing", "no_driver", "hangs", "mismatch") or (
+        smi.problem == "damaged" and not smi.lost
+    )
+    if not count or len(smi.gpus) == int(count) or unknown:
         return findings
     missing = sorted(set(on_bus) - {gpu.bus_id for gpu in smi.gpus})
     where = f"{len(on_bus)} on the PCI bus" + (f", without a driver: {', '.join(missing)}" if missing else "")
@@ -437,6 +450,7 @@ def check_nvcc(host: Host, wanted: Wanted) -> list[Finding]:
     if status == 0 and match and version(match[1]) >= version(least):
         return []
     seen = f"nvcc {match[1]}" if match and status == 0 else "no nvcc in /usr/local/cuda/bin or the PATH"
+    seen = text if status == TIMED_OUT else seen
     fix = "gpu_host_packages, then ansible-playbook playbooks/gpu_host.yml"
     return [found("gpu.nvcc", seen, f"release {least} or newer", fix, VARIABLE + ".cuda_min")]
 
@@ -452,6 +466,58 @@ def check_islands(islands: list[Island], wanted: Wanted) -> list[Finding]:
     return [found("gpu.islands", seen, f"islands of {size or 'one node'} GPUs", fix, VARIABLE + ".island_size")]
 
 
+def island_fault(island: Mapping[str, t.Any], places: Places) -> str:
+    """Return what is wrong with one island of the inventory (gpus, numa), "" for nothing.
+
+    A GPU whose node nobody knows contradicts nothing. An island over several nodes is wrong where the GPUs could be
+    divided into islands of its size that are not, and that an engine can have: it takes consecutive numbers.
+    """
+    gpus, said = list(island.get("gpus") or []), island.get("numa")
+    missing = [gpu for gpu in gpus if gpu not in places.nodes]
+    if missing:
+        return f"GPUs {gpus}: this host has no GPU {', '.join(map(str, missing))}"
+    nodes = {gpu: node for gpu in gpus if (node := places.nodes[gpu]) is not None}
+    elsewhere = ", ".join(f"GPU {gpu} is on node {node}" for gpu, node in nodes.items() if node != said)
+    if said is not None and elsewhere:
+        return f"GPUs {gpus} are said to be on node {said}: {elsewhere}"
+    better = propose_islands(places.nodes, places.order, len(gpus)) if len(set(nodes.values())) > 1 else []
+    if better and all(one["numa"] is not None and consecutive(one["gpus"]) for one in better):
+        return f"GPUs {gpus} are on nodes {sorted(set(nodes.values()))}, and {[one['gpus'] for one in better]} are not"
+    return ""
+
+
+def consecutive(gpus: Sequence[int]) -> bool:
+    """Whether these are numbers in a row."""
+    return list(gpus) == list(range(gpus[0], gpus[0] + len(gpus)))
+
+
+def check_inventory_islands(
+    islands: Iterable[Mapping[str, t.Any]], places: Places, proposed: list[Island]
+) -> list[Finding]:
+    """The inventory's islands against where the GPUs are: a server is bound to the node that its island names."""
+    faults = [fault for island in islands if places.nodes and (fault := island_fault(island, places))]
+    if not faults:
+        return []
+    fix = f"sglang_serve_islands: {json.dumps(proposed)}, or what {SMI} topo -m shows"
+    return [found("gpu.islands", "; ".join(faults), "islands as the GPUs are placed", fix, "sglang_serve_islands")]
+
+
+def check_numactl(host: Host, engines: Iterable[Mapping[str, t.Any]], places: Places) -> list[Finding]:
+    """Ranks of an engine over several NUMA nodes are bound by SGLang, with numactl; without it none of them is."""
+    torn = []
+    for engine in engines:
+        arguments = engine.get("arguments") or {}
+        first, size = int(arguments.get("base-gpu-id") or 0), int(arguments.get("tp-size") or 1)
+        gpus = list(range(first, first + size))
+        if len({node for gpu in gpus if (node := places.nodes.get(gpu)) is not None}) > 1:
+            torn.append(gpus)
+    if not torn or host.run(["numactl", "--show"])[0] != NOT_THERE:
+        return []
+    seen = f"GPUs {torn[0]} of one server are on several NUMA nodes, and numactl is not installed"
+    fix = "apt-get install numactl, or sglang_host_packages_custom: [numactl]"
+    return [found("host.numactl", seen, "numactl: SGLang binds ranks with it", fix, "sglang_host_packages_custom")]
+
+
 @dataclasses.dataclass(frozen=True)
 class GpuView:
     """What preflight knows of the GPUs in the end."""
@@ -465,26 +531,50 @@ class GpuView:
     cuda: str = ""
 
 
-def kernel_log(host: Host, timeout: float) -> str | None:
-    """Return the kernel's log since the boot, None when nobody may read it."""
+def kernel_log(host: Host, timeout: float) -> tuple[str, str]:
+    """Return the kernel's log since the boot, and why there is none."""
+    hanging = []
     for command in (["journalctl", "--dmesg", "--boot", "--no-pager", "--quiet"], ["dmesg"]):
         status, text = host.run(command, timeout)
         if status == 0 and text.strip():
-            return text
-    return None
+            return text, ""
+        hanging += [command[0]] if status == TIMED_OUT else []
+    if hanging:
+        return "", f"{' and '.join(hanging)} did not end within {timeout:g} s"
+    return "", "the kernel log cannot be read (dmesg and journalctl need root)"
 
 
-def islands_of(host: Host, gpus: Iterable[Gpu], nodes: list[Node], size: int) -> list[Island]:
-    """Propose islands from /sys. On a host with one node, a GPU whose node the firmware does not name is in it."""
+def why_no_acs(status: int, timeout: float) -> str:
+    """Return why lspci, with this exit status, tells nothing of the bridges above the GPUs."""
+    if status == TIMED_OUT:
+        return f"lspci did not end within {timeout:g} s: a device does not answer"
+    if status == NOT_THERE:
+        return "lspci is not installed: apt-get install pciutils"
+    return "lspci shows no ACS of the bridges above the GPUs (it needs root; a virtual machine has none)"
+
+
+def places_of(host: Host, gpus: Iterable[Gpu], nodes: list[Node]) -> Places:
+    """Where GPUs are, from /sys. On a host with one node, a GPU whose node the firmware does not name is in it."""
     only = nodes[0].number if len(nodes) == 1 else None
-    places = {gpu.index: gpu_node(host, gpu.bus_id) for gpu in gpus}
-    places = {index: only if node is None else node for index, node in places.items()}
-    order = {gpu.index: device_path(host, gpu.bus_id) for gpu in gpus}
-    return propose_islands(places, order, size)
+    known = {gpu.index: gpu_node(host, gpu.bus_id) for gpu in gpus}
+    return Places(
+        {index: only if node is None else node for index, node in known.items()},
+        {gpu.index: device_path(host, gpu.bus_id) for gpu in gpus},
+    )
 
 
-def check_gpus(host: Host, wanted: Wanted, our_units: Iterable[str], timeout: float) -> GpuView:
-    """Run every check of the GPUs; each program gets `timeout` seconds."""
+def check_gpus(
+    host: Host,
+    wanted: Wanted,
+    our_units: Iterable[str],
+    timeout: float,
+    islands: Iterable[Mapping[str, t.Any]] = (),
+    engines: Iterable[Mapping[str, t.Any]] = (),
+) -> GpuView:
+    """Run every check of the GPUs; each program gets `timeout` seconds.
+
+    islands: those of the inventory, each with gpus and numa. engines: the arguments of each.
+    """
     driver, is_open = loaded_driver(host)
     smi = ask_smi(host, timeout)
     gpus, unchecked = list(smi.gpus), []
@@ -493,20 +583,15 @@ def check_gpus(host: Host, wanted: Wanted, our_units: Iterable[str], timeout: fl
     findings += check_modes(gpus) + check_health(gpus) + check_power(gpus, wanted) + check_bus(gpus)
     findings += check_memory_held(host, gpus, our_units) + check_memory_free(host, gpus, our_units, wanted)
     findings += check_iommu(host, gpus)
-    log = kernel_log(host, timeout)
-    if log is None:
-        unchecked.append(Unchecked("gpu.xid", "the kernel log cannot be read (dmesg and journalctl need root)"))
-    findings += check_xids(parse_xids(log or ""), gpus)
+    log, why = kernel_log(host, timeout)
+    if why:
+        unchecked.append(Unchecked("gpu.xid", why))
+    findings += check_xids(parse_xids(log), gpus)
     status, text = host.run(["lspci", "-D", "-vvv"], timeout)
     devices = parse_lspci(text) if status == 0 else []
     bridges = bridges_above(device_path(host, gpu.bus_id) for gpu in gpus)
     if not any(device.acs for device in devices if device.bus_id in bridges):
-        reason = (
-            "lspci is not installed: apt-get install pciutils"
-            if status == NOT_THERE
-            else ("lspci shows no ACS of the bridges above the GPUs (it needs root; a virtual machine has none)")
-        )
-        unchecked.append(Unchecked("host.acs", reason))
+        unchecked.append(Unchecked("host.acs", why_no_acs(status, timeout)))
     findings += check_pci(devices, gpus, bridges)
     if len(gpus) > 1:
         status, text = host.run([SMI, "topo", "-p2p", "r"], timeout)
@@ -519,7 +604,9 @@ def check_gpus(host: Host, wanted: Wanted, our_units: Iterable[str], timeout: fl
     if driver:
         findings += check_next_kernel(host)
     nodes = numa_nodes(host)
-    islands = islands_of(host, gpus, nodes, int(wanted.get("island_size") or 0))
-    findings += check_islands(islands, wanted)
+    places = places_of(host, gpus, nodes)
+    proposed = propose_islands(places.nodes, places.order, int(wanted.get("island_size") or 0))
+    findings += check_islands(proposed, wanted) + check_inventory_islands(islands, places, proposed)
+    findings += check_numactl(host, engines, places)
     unchecked.append(Unchecked("gpu.p2p_*", "only on request: -e preflight_p2p=true"))
-    return GpuView(findings, unchecked, gpus, islands, nodes, smi.driver or driver, smi.cuda)
+    return GpuView(findings, unchecked, gpus, proposed, nodes, smi.driver or driver, smi.cuda)

@@ -14,7 +14,7 @@ import typing as t
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from .host import NOT_THERE, TIMED_OUT, Host, number
+from .host import NOT_THERE, TIMED_OUT, Host, number, whole_lines
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
@@ -280,7 +280,7 @@ class Xid:
 def parse_xids(log: str) -> list[Xid]:
     """Return the Xid errors in a kernel log, for each GPU and number."""
     kinds: dict[tuple[str, int], list[str]] = {}
-    for line in log.splitlines():
+    for line in whole_lines(log):
         match = re.search(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)", line)
         if match:
             address = match[1] if "." in match[1] else match[1] + ".0"
@@ -291,7 +291,7 @@ def parse_xids(log: str) -> list[Xid]:
 def parse_p2p(text: str) -> dict[tuple[int, int], str]:
     """Return (from, to) -> state of `nvidia-smi topo -p2p r`: OK, CNS, GNS, TNS, NS, DR and so on."""
     states = {}
-    for line in text.splitlines():
+    for line in whole_lines(text):
         words = re.sub(r"\x1b\[[0-9;]*m", "", line).split()
         match = re.fullmatch(r"GPU(\d+)", words[0]) if words else None
         if match and len(words) > 1 and not words[1].startswith("GPU"):

@@ -90,6 +90,11 @@ class Host:
         return targets
 
 
+def whole_lines(text: str) -> list[str]:
+    """Return the lines of a text but for a last one that was cut off: half a word or number is another one."""
+    return [line.rstrip("\r\n") for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 def number(text: str | None) -> float | None:
     """Return the number that a field begins with ("300.00 W", "16x"), None for N/A and every other word."""
     match = re.match(r"\s*\[?\s*(-?\d+(?:\.\d+)?)", text or "")

@@ -331,9 +331,11 @@ CAUSES: tuple[Cause, ...] = (
         "moe_backend_unsupported",
         FATAL,
         r"[Nn]o Nv[Ff]p4 MoE backend|(Assertion error \([\w./:]+\): )?[Uu]nsupported architecture|"
-        r"(RuntimeError|ValueError|AssertionError): .{0,120}(only supported on|requires) SM100",
+        r"(RuntimeError|ValueError|AssertionError): .{0,120}(only supported on|requires) (SM90a?(, | and | or |/))?"
+        r"SM100",
         "a kernel was chosen that this GPU generation does not have",
-        "--moe-runner-backend in sglang_serve_arguments_custom",
+        "--moe-runner-backend in sglang_serve_arguments_custom; for a kernel of attention, "
+        "SGLANG_SM120_FLASHMLA_BACKEND in sglang_serve_environment_custom",
         _JOURNAL,
         "RuntimeError: Assertion error (csrc/apis/attention.hpp:211): Unsupported architecture",
         "DeepGEMM csrc/apis/attention.hpp",

@@ -19,7 +19,7 @@ from .engine_checks import check_engine, host_cache_gib
 from .findings import Finding, Unchecked, found
 from .gpu_checks import check_gpus
 from .gpu_facts import cpu_list
-from .host import SECONDS, Host, number
+from .host import SECONDS, Host, number, whole_lines
 from .system_checks import check_limits, check_settings
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
@@ -59,7 +59,7 @@ def check_python(host: Host, interpreter: str, variable: str) -> list[Finding]:
 
 def listening_inodes(table: str, port: int) -> set[str]:
     """Return the inodes of sockets that listen on `port`, from the text of /proc/net/tcp or tcp6."""
-    rows = (line.split() for line in table.splitlines()[1:])
+    rows = (line.split() for line in whole_lines(table)[1:])
     return {row[9] for row in rows if len(row) > 9 and row[3] == LISTEN and int(row[1].rsplit(":", 1)[1], 16) == port}
 
 
@@ -185,14 +185,19 @@ class Inspection:
 
 
 def gpu_part(
-    host: Host, gpus: Mapping[str, t.Any] | None, reason: str, units: Iterable[str], timeout: float
+    host: Host,
+    gpus: Mapping[str, t.Any] | None,
+    reason: str,
+    units: Iterable[str],
+    timeout: float,
+    islands: Iterable[Mapping[str, t.Any]],
+    engines: Iterable[Mapping[str, t.Any]],
 ) -> Inspection:
     """The GPUs, and the limits that only an engine with GPUs needs; nothing but the reason where none are wanted."""
     if not gpus:
-        return Inspection(
-            [], [Unchecked(name, reason) for name in ("gpu.*", "host.iommu", "host.acs", "host.aspm")], {}
-        )
-    view = check_gpus(host, dict(gpus), units, timeout)
+        names = ("gpu.*", "host.numactl", "host.iommu", "host.acs", "host.aspm")
+        return Inspection([], [Unchecked(name, reason) for name in names], {})
+    view = check_gpus(host, dict(gpus), units, timeout, islands, engines)
     facts = {
         "driver": view.driver,
         "cuda": view.cuda,
@@ -212,6 +217,7 @@ def check_host(
     files: Iterable[dict] = (),
     gpus: Mapping[str, t.Any] | None = None,
     gpus_reason: str = "no GPUs are wanted",
+    islands: Iterable[Mapping[str, t.Any]] = (),
     units: Iterable[str] = (),
     venv: str = "",
     cache: str = "",
@@ -221,8 +227,9 @@ def check_host(
 ) -> Inspection:
     """Run every check that has something to look at; each dict holds the arguments of its check function.
 
-    gpus: what is wanted of the GPUs (see gpu_checks), nothing for none. units: patterns of our own units. engines: the
-    arguments and the environment of each. timeout: seconds for each program that asks the GPUs.
+    gpus: what is wanted of the GPUs (see gpu_checks), nothing for none. islands: those of the inventory. units:
+    patterns of our own units. engines: the arguments and the environment of each. timeout: seconds for each program
+    that asks the GPUs.
     """
     engines = list(engines)
     findings = check_system(host)
@@ -240,6 +247,6 @@ def check_host(
     for file in files:
         findings += check_file(host, **file)
     settings, unchecked = check_settings(host, shm_gib)
-    part = gpu_part(host, gpus, gpus_reason, units, timeout)
+    part = gpu_part(host, gpus, gpus_reason, units, timeout, islands, engines)
     findings += settings + part.findings + check_engine(host, venv, cache, engines)
     return Inspection(findings, unchecked + part.unchecked, part.facts)

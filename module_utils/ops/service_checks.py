@@ -771,53 +771,87 @@ class EndpointsCheck:
 class SpeculationCheck:
     """Drafts must be worth their verification: a step gives one token and those drafts of it that were accepted.
 
-    A draft layer that computes nonsense leaves every answer right, and slower than without it.
+    A draft layer that computes nonsense leaves every answer right, and slower than without it. The first token of an
+    answer comes with its prompt and is no step's; counted as one, short answers would hide that every draft is refused.
+    Where a run's own answers have fewer than min_steps steps, the check asks for a long one itself.
     """
 
     min_tokens_per_step: float = 1.2
     min_steps: int = 20
+    timeout: float = 60.0
     profile: str = "quick"
     id: str = "speculation.accepted"
 
     def problem(self) -> str | None:
         if self.min_tokens_per_step <= 1:
             return f"speculation: min_tokens_per_step is {self.min_tokens_per_step}, wanted more than 1"
+        if self.timeout <= 0:
+            return f"speculation: timeout is {self.timeout}, wanted more than 0"
         return None if self.min_steps > 0 else f"speculation: min_steps is {self.min_steps}, wanted at least 1"
 
-    def run_after(self, scene: Scene) -> Row:
-        """Compare the counters with those before the first question; requests of others count as well."""
+    def run_after(self, scene: Scene, rows: t.Sequence[Row]) -> Row:
+        """Compare the counters with those before the first question; requests of others count as well.
+
+        Not judged only where a run's questions (rows) have failed without an answer.
+        """
         start = time.monotonic()
         wanted = f"at least {self.min_tokens_per_step:g} tokens a step"
-        command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
-        if scene.counters is None:
-            why = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}"
-            return skipped_row(self.id, wanted, why, command)
+        if any(row.tries for row in rows) and not any(least_moved(rows).values()):
+            return skipped_row(self.id, wanted, "no question of this run was answered")
         try:
-            moved = moved_since(scene.counters, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
+            if scene.counters is None:
+                cause, seen = (
+                    f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}",
+                    "no counters",
+                )
+                moved: dict[str, float] = {}
+            else:
+                moved = self._moved(scene, scene.counters)
+                cause, seen = self._judge(moved)
         except HttpError as error:
-            return skipped_row(self.id, wanted, str(error), command)
-        tokens, steps = moved["generation_tokens_total"], moved[VERIFY_STEPS]
-        counted = f"{tokens:.0f} tokens in {steps:.0f} steps"
-        if tokens < self.min_steps or 0 < steps < self.min_steps:
-            return skipped_row(self.id, wanted, f"{counted} are too few to tell", command)
-        mean = tokens / steps if steps else 0.0
-        cause = ""
-        if not steps:
-            cause = "no drafts were verified: speculation is off, though it was asked for"
-        elif mean < self.min_tokens_per_step:
-            cause = "the drafts are refused: the draft layer computes something else than the model, and costs its time"
+            cause, seen, moved = str(error), "no counters", {}
         return Row(
             self.id,
             not cause,
             wanted,
-            f"{mean:.2f} tokens a step: {counted}" if steps else f"{counted} with drafts",
+            seen,
             time.monotonic() - start,
             cause=cause,
-            next_command=command if cause else "",
+            next_command=curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
+            if cause
+            else "",
             passed=int(not cause),
             tried=1,
             evidence={"moved": moved},
         )
+
+    def _moved(self, scene: Scene, before: t.Mapping[str, float]) -> dict[str, float]:
+        """How much the counters moved, with a long answer of our own where that was too little to judge."""
+        moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
+        if moved[VERIFY_STEPS] < self.min_steps:
+            payload = {
+                "model": scene.target.model,
+                "messages": [{"role": "user", "content": "Count from 1 to 200. Write the numbers only, with commas."}],
+                "max_tokens": 8 * self.min_steps,
+                "temperature": 0,
+            }
+            chat(scene.target.client, payload, timeout=scene.target.left(self.timeout))
+            moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
+        return moved
+
+    def _judge(self, moved: t.Mapping[str, float]) -> tuple[str, str]:
+        """Return (what is wrong, "" for nothing; what was seen)."""
+        tokens, steps = moved["generation_tokens_total"] - moved["num_requests_total"], moved[VERIFY_STEPS]
+        counted = f"{max(0, tokens):.0f} tokens in {steps:.0f} steps"
+        if tokens < self.min_steps or 0 < steps < self.min_steps:
+            more = "let a question of this profile have a longer answer (max_tokens in models/NAME.yml)"
+            cause = f"too few to tell whether drafts are accepted, wanted {self.min_steps} steps; to get more, {more}"
+            return cause, counted
+        if not steps:
+            return "no drafts were verified: speculation is off, though it was asked for", f"{counted} with drafts"
+        mean = tokens / steps
+        refused = "the drafts are refused: the draft layer computes something else than the model, and costs its time"
+        return "" if mean >= self.min_tokens_per_step else refused, f"{mean:.2f} tokens a step: {counted}"
 
 
 def moved_since(before: t.Mapping[str, float], now: t.Mapping[str, float]) -> dict[str, float]:

@@ -317,7 +317,7 @@ def run(
     if counted:
         rows += guarded(counted.id, lambda: [counted.run_after(scene, asked)])
     if speculation:
-        rows += guarded(speculation.id, lambda: [speculation.run_after(scene)])
+        rows += guarded(speculation.id, lambda: [speculation.run_after(scene, asked)])
     if chosen.endpoints:
         rows.append(chosen.endpoints.run_after([client, engine], key_file))
     rows += fault_rows([row for row in asked if row.tries])

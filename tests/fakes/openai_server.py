@@ -41,6 +41,7 @@ ANSWERS = {
     "as JSON": '{"capital": "Paris", "population_millions": 2.1}',
     "Hello": "Hello!",
     "Count from 1 to 60": ", ".join(str(number) for number in range(1, 61)),
+    "Count from 1 to 200": ",".join(str(number) for number in range(1, 201)),
     "Count from one": " ".join(f"step-{number}" for number in range(400)),
     **{f"capital of {country}": f"The capital of {country} is {city}." for country, city in CAPITALS.items()},
 }
@@ -167,6 +168,8 @@ class FakeServer:
         self.api_key: str | None = None
         self.started = time.monotonic()
         self.questions = 0
+        self.answered = 0
+        self.verified = 0
         self.tokens = 0
         # What /server_info reports about the configuration, such as {"tp_size": 4}.
         self.arguments: dict[str, t.Any] = {}
@@ -269,10 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
         values = {
             "prompt_tokens_total": fake.prompt_tokens,
             "generation_tokens_total": fake.tokens,
-            "num_requests_total": fake.questions,
+            "num_requests_total": fake.answered,
         }
         if fake.fault != "drafts_missing":
-            values["spec_verify_calls_total"] = fake.tokens if fake.fault == "drafts_refused" else fake.tokens * 5 // 9
+            values["spec_verify_calls_total"] = fake.verified
         lines = []
         for name, value in values.items():
             shown = {"metrics_frozen": "0.0", "metrics_nan": "NaN"}.get(fake.fault, f"{value}.0")
@@ -335,6 +338,10 @@ class _Handler(BaseHTTPRequestHandler):
         with fake.lock:
             usage = answer["counted"]
             fake.tokens += usage["completion_tokens"]
+            fake.answered += 1
+            # The first token comes with the prompt. A step gives one more, with accepted drafts almost two.
+            later = max(0, usage["completion_tokens"] - 1)
+            fake.verified += later if fake.fault == "drafts_refused" else -(-later * 5 // 9)
             fake.prompt_tokens += usage["prompt_tokens"]
             fake.leaked += 8 if fake.fault == "kv_leak" and not request.get("ignore_eos") else 0
         if request.get("stream"):

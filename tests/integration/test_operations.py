@@ -61,12 +61,21 @@ def test_one_variable_restarts_that_unit_only(host: SiteHost, converged: None) -
 
 
 def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost) -> None:
-    """A misspelt argument, and a key that only a restart would bring, with the restart put off."""
+    """What is misspelt or no longer there, and a key that only a restart would bring, with the restart put off."""
     before = host.main_pid(ENGINE)
     refused = {
         '{"sglang_serve_arguments_custom": {"context-lenght": 1}}': [
             "refuses its arguments: unrecognized arguments: --context-lenght 1",
             "Change sglang_serve_arguments_custom",
+        ],
+        '{"sglang_serve_arguments_custom": {"cuda-graph-max-bs": 8}}': [
+            "refuses its arguments: ",
+            "--cuda-graph-max-bs",
+            "Change sglang_serve_arguments_custom",
+        ],
+        '{"sglang_serve_environment_custom": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUC": "1"}}': [
+            "knows no SGLANG_ENABLE_PCIE_IPC_ALLREDUC (did you mean SGLANG_ENABLE_PCIE_IPC_ALLREDUCE?)",
+            "Change sglang_serve_environment_custom",
         ],
         '{"sglang_serve_restart_policy": "defer", "sglang_serve_api_key": "another-key-of-24-letters"}': [
             "sglang_serve_api_key is not the key on the host",
@@ -89,6 +98,35 @@ def test_a_drop_in_of_somebody_is_named(host: SiteHost) -> None:
     message = " ".join(run.output.split())
     assert f"not part of the configuration: {directory}/x.conf" in message, run.output[-3000:]
     assert f"systemctl cat {ENGINE}" in message
+
+
+@pytest.mark.thorough
+def test_one_side_of_a_pair_is_ready_by_itself(host: SiteHost) -> None:
+    """The unit as the decode side, as far as a CPU goes: SGLang's own `fake` transfer, and the probe with --side."""
+    unit, directory = f"/etc/systemd/system/{ENGINE}", f"/run/systemd/system/{ENGINE}.d"
+    launch = "/opt/sglang/current/launch-unified.sh --disaggregation-mode decode"
+    launch += " --disaggregation-transfer-backend fake"
+    (probe,) = host.shell(f"grep '^ExecStartPost=.*ops.probe' {unit}").splitlines()
+    lines = ["[Service]", "ExecStart=", f"ExecStart={launch}", "ExecStartPost=", f"{probe} --side"]
+    host.shell(f"mkdir -p {directory}; cat > {directory}/decode.conf <<'END'\n" + "\n".join(lines) + "\nEND")
+    try:
+        host.shell(f"systemctl daemon-reload; systemctl restart --no-block {ENGINE}")
+        # At once it may still be the old one that is active.
+        eventually(lambda: "decode" in arguments_of(host), 120, "the process of the decode side")
+        active = f"systemctl is-active {ENGINE}"
+        eventually(lambda: host.shell(active, status=None) == "active", START_SECONDS, "the decode side being ready")
+        words = arguments_of(host)
+        assert words[words.index("--disaggregation-transfer-backend") + 1] == "fake"
+        generated = "curl -s http://127.0.0.1:30001/metrics | grep '^sglang:generation_tokens_total'"
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in host.shell(generated).splitlines()) > 0
+    finally:
+        host.shell(f"rm -r {directory}; systemctl daemon-reload; systemctl restart --no-block {ENGINE}")
+    eventually(host.answers, START_SECONDS, "an answer of the whole server again")
+
+
+def arguments_of(host: SiteHost) -> list[str]:
+    """Return the words that the engine's process was started with."""
+    return host.shell(f"tr '\\0' '\\n' < /proc/{host.main_pid(ENGINE)}/cmdline", status=None).splitlines()
 
 
 def test_an_edited_launch_script_is_put_back_and_so_is_what_it_started(host: SiteHost) -> None:

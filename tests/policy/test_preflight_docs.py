@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 import yaml
+from ops.engine_checks import MOE_BACKEND
 from ops.findings import KINDS
 from ops.journal_causes import CAUSES
 from repository import ROLES, ROOT, load, tracked
@@ -41,12 +42,12 @@ def test_no_other_id_is_named_anywhere_in_it():
 
 def test_what_catches_a_pitfall_exists():
     known = set(KINDS) | {cause.id for cause in CAUSES} | ALERTS | VARIABLES
-    words = {"HF_HUB_OFFLINE", "role"}
+    words = {"HF_HUB_OFFLINE", "SGLANG_", "SGL_", "quantization", "role"}
     for pitfall, caught, test in pitfalls():
         names = set(re.findall(r"`([A-Za-z][\w.]*)`", caught)) - words
         assert names <= known, pitfall
         assert test or caught.startswith("nothing: "), f"{pitfall}: no test and no reason"
-    assert len(pitfalls()) == 42
+    assert len(pitfalls()) == 43
 
 
 def test_variables_that_are_named_exist():
@@ -77,4 +78,5 @@ def test_policy_of_pitfalls():
     assert ranges["sglang_serve_max_running_requests"][0] == 2
     assert ranges["sglang_serve_nccl_port"][1] < 32768
     assert serve.defaults["sglang_serve_start_timeout_seconds"] >= 1800
-    assert load(ROOT / "models/deepseek-v4-flash-nvfp4.yml")["arguments"]["moe-runner-backend"]
+    assert load(ROOT / "models/deepseek-v4-flash-nvfp4.yml")["arguments"]["moe-runner-backend"] == MOE_BACKEND
+    assert MOE_BACKEND == "flashinfer_cutlass"

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,12 +185,30 @@ def test_engine_understands_the_launch_line(rendered, sglang, path, tmp_path):
     assert parsed["api_key"] == (key if "--config" in arguments else None)
 
 
-def test_arguments_are_read_by_the_engine_before_it_is_touched(engine_python):
+@pytest.mark.parametrize("name", ["context-lenght", "cuda-graph-max-bs"])
+def test_arguments_are_read_by_the_engine_before_it_is_touched(engine_python, name):
+    """One that is misspelt, and one that older releases had and that begins like several of this one."""
     read = yaml.safe_load((ROOT / "roles/sglang_serve/vars/main.yml").read_text())["__sglang_serve_parse"]
-    words = ["--model-path", "/srv/model", "--context-lenght", "1"]
+    words = ["--model-path", "/srv/model", f"--{name}", "1"]
     done = run(engine_python, "-I", "-c", read, *words, env=os.environ | {"SGLANG_USE_CPU_ENGINE": "1"})
     assert done.returncode == 2
-    assert done.stdout.splitlines()[-1] == "sglang serve: error: unrecognized arguments: --context-lenght 1"
+    assert done.stdout.splitlines()[-1].startswith("sglang serve: error: ")
+    assert f"--{name}" in done.stdout.splitlines()[-1]
+
+
+def test_engine_knows_every_variable_of_its_own(rendered, sglang):
+    """SGLang ignores one that it does not know; a release that drops or renames one is seen here."""
+    servers = [server for one in rendered.values() for server in one["servers"]]
+    given = {name for server in servers for name in server["environment"] if name.startswith(("SGLANG_", "SGL_"))}
+    assert given >= {"SGLANG_MAX_NEW_TOKENS_LIMIT", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"}
+    assert given - set(sglang.ask("variables")) == set()
+
+
+def test_variables_are_looked_for_before_the_engine_is_touched(engine_python):
+    look = ROOT / "roles/sglang_serve/files/look_for_variables.py"
+    names = ["SGLANG_MAX_NEW_TOKENS_LIMIT", "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "SGLANG_ENABLE_PCIE_IPC_ALLREDUC"]
+    done = run(sys.executable, "-I", look, Path(engine_python).parents[1], *names)
+    assert json.loads(done.stdout) == {names[2]: f" (did you mean {names[1]}?)"}
 
 
 @each(ROUTERS)
@@ -214,6 +233,19 @@ def test_prefill_and_decode_apart_are_never_proven_without_a_long_text(rendered,
     suite = suite_of(rendered[f"production-{topology}-gpu1"]["checks"])
     assert [check.id for check in suite.of("quick").needles] == ids
     assert [check.id for check in suite.of("full").needles] == ["2k", "32k"]
+
+
+def test_drafts_are_planned_for_and_proven_where_they_are_asked_for(rendered):
+    asked = [name for name, one in rendered.items() if suite_of(one["checks"]).speculation]
+    assert asked == [name for name, one in rendered.items() if int(one["planned_draft_tokens"])] == ["tp4"]
+    given = {name: value for name, value in rendered["tp4"]["servers"][0]["arguments"].items() if "specul" in name}
+    assert {name.removeprefix("speculative-"): str(value) for name, value in given.items()} == {
+        "algorithm": "EAGLE",
+        "num-steps": "1",
+        "eagle-topk": "1",
+        "num-draft-tokens": "2",
+    }
+    assert int(rendered["tp4"]["planned_draft_tokens"]) == 2
 
 
 def test_router_reads_its_arguments_before_it_is_touched(engine_python):

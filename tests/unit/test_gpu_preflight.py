@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from gpu_samples import MAX_Q, WANTED, GpuHost, gpu_xml, process_xml, sample, smi_xml
 from ops import gpu_checks, gpu_facts, gpu_free
-from ops.findings import KINDS
+from ops.findings import KINDS, Finding
 from ops.gpu_facts import parse_csv, parse_lspci, parse_p2p, parse_xids, parse_xml, propose_islands
 from ops.host import Host, number, run_program
+from ops.preflight import check_host, listening_inodes
 
 
 @pytest.fixture
@@ -191,6 +192,59 @@ def test_kernel_lists(text, numbers):
     assert gpu_facts.cpu_list(text) == numbers
 
 
+# A table of sockets in which one of our own units listens on port 30001, and somebody on port 22.
+SOCKETS = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 17120 1 0 100 0
+   1: 00000000:7531 00000000:0000 0A 00000000:00000000 00:00000000 00000000   999        0 48113 1 0 100 0
+"""
+CSV = "nvidia-smi --query-gpu=" + ",".join(gpu_facts.CSV_FIELDS) + " --format=csv,noheader"
+# What is cut off -> the errors that it may bring: half of nvidia-smi's XML is one by itself, nothing else is.
+CUT = {
+    "lspci": {"lspci -D -vvv": sample("lspci.txt")},
+    "topo": {"nvidia-smi topo -p2p r": sample("topo_p2p.txt")},
+    "kernel log": {"journalctl --dmesg --boot --no-pager --quiet": sample("kernel.log")},
+    "sockets": {"/proc/net/tcp": SOCKETS},
+    "xml": {"nvidia-smi -q -x": smi_xml([gpu_xml(index) for index in range(8)])},
+    "csv": {"nvidia-smi -q -x": "<nvidia_smi_log>", CSV: sample("nvidia_smi.csv")},
+    "numactl": {"numactl --show": "policy: default\npreferred node: current\nphyscpubind: 0 1 2 3 \ncpubind: 0 1 \n"},
+}
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_cut_off_raises_nothing_and_invents_no_error(gpus, name, part):
+    """A program that was killed, or a full disk, leaves half a line; half a number is another number."""
+    gpus.process(4711, "system.slice/sglang-unified.service")
+    gpus.open_file(4711, "socket:[48113]")
+
+    def findings(share: float) -> list[Finding]:
+        for asked, text in CUT[name].items():
+            cut = text[: int(len(text) * share)]
+            gpus.write(asked, cut) if asked.startswith("/") else gpus.answers.update({asked: (0, cut)})
+        port = {"port": 30001, "variable": "sglang_serve_port", "units": ["sglang-unified.service"]}
+        engines = [{"arguments": {"base-gpu-id": 0, "tp-size": 8}}] if name == "numactl" else []
+        return check_host(gpus.host, ports=[port], gpus=WANTED, engines=engines).findings
+
+    whole, cut = findings(1), findings(part)
+    allowed = {"gpu.output"} if name in ("xml", "csv") else set()
+    assert {finding.id for finding in whole if finding.severity == "error"} <= allowed
+    assert {finding.id for finding in cut if finding.severity == "error"} <= allowed
+    if name not in ("xml", "csv"):  # other numbers of GPUs make other islands
+        assert {finding.id for finding in cut} <= {finding.id for finding in whole}
+
+
+def test_half_a_line_is_no_line():
+    log = sample("kernel.log")
+    line = next(line for line in log.splitlines() if "Xid" in line)
+    number = line.partition("): ")[2].split(",")[0]
+    assert len(number) > 1
+    assert parse_xids(line[: line.index("): ") + 4]) == []
+    assert parse_p2p(" \tGPU0\tGPU1\n GPU0\tX\tO") == {}
+    assert listening_inodes(SOCKETS[: SOCKETS.index("48113") + 3], 30001) == set()
+    assert listening_inodes(SOCKETS, 30001) == {"48113"}
+
+
 # Islands.
 
 
@@ -234,6 +288,65 @@ def test_torn_islands(gpus):
     gpus.write("/sys/bus/pci/devices/0000:83:00.0/numa_node", "0\n")
     finding = only(look(gpus), "gpu.islands")
     assert "[[4, 5, 6, 7]]" in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("islands", "seen"),
+    [
+        ([([0, 1, 2, 3], 0), ([4, 5, 6, 7], 1)], None),
+        ([([0, 1], 0), ([2, 3], 0)], None),
+        ([([4, 5, 6, 7], None)], None),
+        # Eight GPUs are on two nodes whatever one does.
+        ([([0, 1, 2, 3, 4, 5, 6, 7], None)], None),
+        (
+            [([0, 1, 2, 3], 1), ([4, 5, 6, 7], 1)],
+            "GPUs [0, 1, 2, 3] are said to be on node 1: GPU 0 is on node 0, GPU 1 is on node 0, "
+            "GPU 2 is on node 0, GPU 3 is on node 0",
+        ),
+        ([([2, 3, 4, 5], 0)], "GPUs [2, 3, 4, 5] are said to be on node 0: GPU 4 is on node 1, GPU 5 is on node 1"),
+        (
+            [([2, 3, 4, 5], None)],
+            "GPUs [2, 3, 4, 5] are on nodes [0, 1], and [[0, 1, 2, 3], [4, 5, 6, 7]] are not",
+        ),
+        ([([8], 1)], "GPUs [8]: this host has no GPU 8"),
+        ([([0, 1], 3), ([9], None)], "GPU 1 is on node 0; GPUs [9]: this host has no GPU 9"),
+    ],
+)
+def test_islands_of_the_inventory(gpus, islands, seen):
+    inventory = [{"gpus": members, "numa": numa} for members, numa in islands]
+    view = gpu_checks.check_gpus(gpus.host, WANTED, [], 30, inventory)
+    if seen is None:
+        assert view.findings == []
+    else:
+        finding = only(view, "gpu.islands")
+        assert seen in finding.seen
+        assert finding.variable == "sglang_serve_islands"
+        assert '[{"gpus": [0, 1, 2, 3], "numa": 0}' in finding.fix
+
+
+def test_an_island_over_nodes_whose_numbers_alternate_is_needed(gpus):
+    """An engine takes consecutive GPUs, and no four of them are on one node."""
+    for index, device in enumerate(sorted((gpus.root / "sys/bus/pci/devices").iterdir())):
+        (device / "numa_node").write_text(f"{index % 2}\n")
+    view = gpu_checks.check_gpus(gpus.host, WANTED, [], 30, [{"gpus": [0, 1, 2, 3], "numa": None}])
+    assert view.findings == []
+
+
+def test_a_node_that_nobody_knows_contradicts_no_inventory(gpus):
+    for device in (gpus.root / "sys/bus/pci/devices").iterdir():
+        (device / "numa_node").write_text("-1\n")
+    inventory = [{"gpus": [0, 1, 2, 3], "numa": 0}]
+    view = gpu_checks.check_gpus(gpus.host, {**WANTED, "island_size": 0}, [], 30, inventory)
+    assert "said to be" not in str(view.findings)
+
+
+@pytest.mark.parametrize(("first", "size", "wanted"), [(0, 8, True), (0, 4, False), (4, 4, False), (2, 4, True)])
+def test_ranks_over_several_nodes_need_numactl(gpus, first, size, wanted):
+    engines = [{"arguments": {"base-gpu-id": first, "tp-size": size}}]
+    view = gpu_checks.check_gpus(gpus.host, WANTED, [], 30, engines=engines)
+    assert [finding.id for finding in view.findings] == (["host.numactl"] if wanted else [])
+    gpus.answers["numactl --show"] = (0, "policy: default\n")
+    assert gpu_checks.check_gpus(gpus.host, WANTED, [], 30, engines=engines).findings == []
 
 
 # nvidia-smi does not answer.
@@ -700,6 +813,26 @@ def test_lspci_that_tells_nothing(gpus, answer):
     view = look(gpus)
     assert view.findings == []
     assert "host.acs" in {one.id for one in view.unchecked}
+
+
+def test_what_hangs_is_not_said_to_need_root(gpus):
+    gpus.answers["lspci -D -vvv"] = (124, "lspci did not end within 30 s")
+    gpus.answers["journalctl --dmesg --boot --no-pager --quiet"] = (124, "journalctl did not end within 30 s")
+    gpus.answers["dmesg"] = (124, "dmesg did not end within 30 s")
+    view = look(gpus)
+    assert view.findings == []
+    reasons = {one.id: one.reason for one in view.unchecked}
+    assert reasons["host.acs"] == "lspci did not end within 30 s: a device does not answer"
+    assert reasons["gpu.xid"] == "journalctl and dmesg did not end within 30 s"
+    del gpus.answers["dmesg"]
+    assert {one.id: one.reason for one in look(gpus).unchecked}["gpu.xid"] == "journalctl did not end within 30 s"
+    gpus.answers["dmesg"] = (0, sample("kernel.log"))
+    assert "gpu.xid" not in {one.id for one in look(gpus).unchecked}
+
+
+def test_a_compiler_that_hangs_is_not_said_to_be_missing(gpus):
+    gpus.answers["/usr/local/cuda/bin/nvcc --version"] = (124, "/usr/local/cuda/bin/nvcc did not end within 20 s")
+    assert only(look(gpus), "gpu.nvcc").seen == "/usr/local/cuda/bin/nvcc did not end within 20 s"
 
 
 def test_p2p_that_the_driver_refuses(gpus):

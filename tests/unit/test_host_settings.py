@@ -234,6 +234,19 @@ def test_pytorch_locks_with_a_file_that_outlives_it(gpus, engine_python, tmp_pat
         ({"context-length": 524288}, {"SGLANG_MAX_NEW_TOKENS_LIMIT": "0"}, ["engine.answer_cap"]),
         ({"context-length": 524288}, {"SGLANG_MAX_NEW_TOKENS_LIMIT": "65536"}, []),
         ({"context-length": 131072}, {}, []),
+        ({"moe-runner-backend": "flashinfer_trtllm"}, {}, ["engine.moe_backend"]),
+        ({"moe-runner-backend": "flashinfer_trtllm_routed"}, {}, ["engine.moe_backend"]),
+        ({"moe-runner-backend": "flashinfer_cutlass"}, {}, []),
+        ({"moe-runner-backend": "marlin"}, {}, []),
+        ({"quantization": "fp8", "served-model-name": "DeepSeek-V4-Flash-NVFP4"}, {}, ["engine.moe_backend"]),
+        ({"quantization": "modelopt_fp4", "model-path": "/srv/models/x-nvfp4"}, {}, ["engine.moe_backend"]),
+        ({"quantization": False, "served-model-name": "DeepSeek-V4-Flash-NVFP4"}, {}, []),
+        ({"quantization": "fp8", "served-model-name": "another"}, {}, []),
+        (
+            {"moe-runner-backend": "flashinfer_trtllm", "quantization": "fp8", "model-path": "/srv/NVFP4"},
+            {},
+            ["engine.moe_backend", "engine.moe_backend"],
+        ),
     ],
 )
 def test_configuration(arguments, environment, expected):
@@ -348,3 +361,14 @@ def test_what_cannot_be_accepted_is_refused(run_module, gpus, id):
 
 def test_findings_are_values():
     assert found("host.port", "a", "b", "c", "d") == Finding("host.port", "error", "a", "b", "c", "d")
+
+
+def test_the_module_compares_the_islands(run_module, gpus):
+    def look_at_the_tree(module):
+        module.Host = lambda: gpus.host
+
+    islands = [{"gpus": [0, 1, 2, 3], "numa": 0}, {"gpus": [4, 5, 6, 7], "numa": 0}]
+    engines = [{"arguments": {"tp-size": 8, "base-gpu-id": 0}}]
+    arguments = {"gpus": WANTED, "islands": islands, "engines": engines}
+    result = run_module("host_preflight", arguments, before=look_at_the_tree)
+    assert sorted(finding["id"] for finding in result["findings"]) == ["gpu.islands", "host.numactl"]

@@ -67,12 +67,15 @@ def test_each_row_knows_its_own_sample(row: Cause) -> None:
         "AssertionError: FP8 is only supported on SM100 (compute capability 10.x) for FA4 CuTe.",
         "RuntimeError: MSA-v1 compact NVFP4 dequant requires SM100/SM103, got sm120",
         "ValueError: dsa_paged_mqa_logits_backend='cutedsl' requires SM100 (Blackwell).",
+        "RuntimeError: Sparse decode fwd is only supported on SM90a and SM100",
     ],
 )
 def test_a_kernel_of_another_gpu_generation_is_named_with_every_exception_that_sglang_raises(line: str) -> None:
     finding = classify_line(line)
     assert finding is not None
     assert (finding.id, finding.severity) == ("moe_backend_unsupported", FATAL)
+    assert "--moe-runner-backend" in finding.variable
+    assert "SGLANG_SM120_FLASHMLA_BACKEND in sglang_serve_environment_custom" in finding.variable
 
 
 @pytest.mark.parametrize("row", CAUSES, ids=lambda row: row.id)

@@ -247,14 +247,33 @@ def test_sizes_that_the_server_can_not_hold_are_not_judged() -> None:
 
 def test_drafts_are_looked_at_where_they_are_asked_for() -> None:
     assert suite_of({"prompts": data()["prompts"]}).speculation is None
-    few = suite_of({"prompts": data()["prompts"][:1], "speculation": {"min_steps": 1000}})
-    with FakeServer() as fake:
-        report = full(fake, few)
-    assert report["skipped"] == ["speculation.accepted"]
-    assert "too few to tell" in row_of(report, "speculation.accepted")["cause"]
     with FakeServer("drafts_refused") as fake:
         report = full(fake)
     assert row_of(report, "speculation.accepted")["seen"].startswith("1.00 tokens a step")
+
+
+@pytest.mark.parametrize(("fault", "ok"), [("none", True), ("drafts_refused", False), ("drafts_missing", False)])
+def test_drafts_of_short_answers_are_judged_by_a_long_one(fault: str, ok: bool) -> None:
+    """Half of the tokens of an answer with two come with its prompt: that is no step with two tokens."""
+    short = suite_of({"prompts": data()["prompts"][:1], "cancelled_client": False, "speculation": {"min_steps": 40}})
+    with FakeServer(fault) as fake:
+        row = row_of(full(fake, short), "speculation.accepted")
+    assert row["ok"] == ok, row
+    assert row["evidence"]["moved"]["num_requests_total"] == 2 + 1
+    assert ("speculation is off" in row["cause"]) == (fault == "drafts_missing")
+
+
+def test_drafts_that_nobody_could_judge_are_not_accepted() -> None:
+    few = suite_of({"prompts": data()["prompts"][:1], "speculation": {"min_steps": 1000}})
+    with FakeServer() as fake:
+        report = full(fake, few)
+    assert (report["ok"], report["skipped"]) == (False, [])
+    row = row_of(report, "speculation.accepted")
+    assert "too few to tell whether drafts are accepted, wanted 1000 steps" in row["cause"]
+    assert "max_tokens in models/NAME.yml" in row["cause"]
+    with FakeServer("metrics_missing") as fake:
+        row = row_of(full(fake), "speculation.accepted")
+    assert (row["ok"], row["skipped"], row["seen"]) == (False, False, "no counters")
 
 
 def test_a_busy_server_is_not_judged_on_its_kv(monkeypatch: pytest.MonkeyPatch) -> None:

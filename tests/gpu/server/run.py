@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernels inside the real server: correctness, then speed, on one GPU; prefill and decode apart, on two.
+"""The kernels inside the real server: correctness, then speed, on one GPU; prefill and decode apart, and p2p, on two.
 
     python tests/gpu/server/run.py --launch launch.json --out DIRECTORY [STEP ...]
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
 import sys
 import time
 import traceback
@@ -314,6 +315,22 @@ def do_disaggregated(options: argparse.Namespace, results: Results) -> None:
             program.stop()
 
 
+def do_p2p(_options: argparse.Namespace, results: Results) -> None:
+    """Preflight's timed transfers between this machine's GPUs: each pair alone, all of them at once, nothing wrong."""
+    program = ROOT / "roles/preflight/files/p2p_bandwidth.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    results.put("p2p", "transfers", found)
+    assert "alone" in found, f"nothing was measured: {found}"
+    count = len(found["gpus"])
+    pairs = {f"{source}-{target}" for source in range(count) for target in range(count) if source != target}
+    assert count > 1
+    assert set(found["alone"]) == pairs
+    assert set(found["rounds"]) == {"all pairs", *(f"shift {k}" for k in range(1, count))}
+    assert set(found["rounds"]["all pairs"]) == pairs
+    assert found["findings"] == []
+
+
 def put_time(results: Results, name: str, values: list[float]) -> None:
     results.put("step_ms", name, values)
     print(name, [round(value, 3) for value in values], flush=True)
@@ -350,13 +367,13 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 STEPS = {"capacity": do_capacity, "refuse": do_refuse, "shadow": do_shadow, "correct": do_correct, "speed": do_speed}
-TWO_GPUS = {"disaggregated": do_disaggregated}
+TWO_GPUS = {"disaggregated": do_disaggregated, "p2p": do_p2p}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "steps", nargs="*", help=f"of {', '.join(STEPS)}; all of these without any. On two GPUs: disaggregated"
+        "steps", nargs="*", help=f"of {', '.join(STEPS)}; all of these without any. On two GPUs: {', '.join(TWO_GPUS)}"
     )
     parser.add_argument("--launch", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

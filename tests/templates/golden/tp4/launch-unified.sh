@@ -16,6 +16,10 @@ exec "${0%/*}/venv/bin/sglang" serve \
   --mem-fraction-static 0.9 \
   --max-running-requests 16 \
   --enable-metrics \
+  --speculative-algorithm EAGLE \
+  --speculative-num-steps 1 \
+  --speculative-eagle-topk 1 \
+  --speculative-num-draft-tokens 2 \
   --moe-runner-backend flashinfer_cutlass \
   --tool-call-parser deepseekv4 \
   --reasoning-parser deepseek-v4 \
