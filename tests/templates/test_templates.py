@@ -130,7 +130,7 @@ def test_systemd_would_speak(root):
     text = (GOLDEN / "tp8" / "sglang-unified.service").read_text()
     assert "Unknown key 'KilMode'" in verify(root, "sglang-unified.service", text.replace("KillMode=", "KilMode="))
     assert "/no/such/bin/python is not executable" in verify(
-        root, "sglang-unified.service", text.replace(f"=+{VENV}", "=+/no/such", 1)
+        root, "sglang-unified.service", text.replace(f"ExecStartPost=+{VENV}", "ExecStartPost=+/no/such")
     )
 
 

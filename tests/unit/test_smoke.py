@@ -655,5 +655,5 @@ def test_the_command_puts_drift_into_the_same_report(tmp_path: Path) -> None:
         path = f"{tmp_path}:/bin"
         done = command(*options, "--url", fake.base_url, "--model", MODEL, *files, path=path)
     assert done.returncode == 1, done.stderr
-    assert "drift.unit: wanted 'active, as on disk" in done.stdout
+    assert "drift.unit: wanted 'active, as rendered and on disk" in done.stdout
     assert 'sglang_smoke_check_ok{check="drift.unit"} 0\n' in (tmp_path / "smoke.prom").read_text()
