@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confusion import ASKED, CAUGHT, NOT_THE_ANSWERS, OWN, PAGE, data, page_with_table, suite
+from confusion import ASKED, CAUGHT, NOT_READY, OWN, PAGE, data, page_with_table, suite
 from openai_server import FAULTS, MODEL, FakeServer
 from ops.engine_load import parse_counters
 from ops.http import Client, HttpError
+from ops.probe import ask, wait_until_answering
 from ops.prompt_checks import FAULTS as ANSWER_FAULTS
 from ops.report import exposition, failure_text, summary_text, write_report
 from ops.smoke import BUDGET_S, Suite, SuiteError, begun_report, main, run, stopped_report, suite_of
@@ -37,15 +39,26 @@ def row_of(report: dict[str, t.Any], id: str) -> dict[str, t.Any]:
 
 
 def test_every_fault_of_the_server_is_in_the_table() -> None:
-    assert set(CAUGHT) | NOT_THE_ANSWERS == set(FAULTS)
+    assert set(CAUGHT) == set(FAULTS)
+
+
+@contextlib.contextmanager
+def faulty(fault: str) -> t.Iterator[str]:
+    """The URL of a server with a fault: a slow start that has not ended, and nobody where it died at start."""
+    with FakeServer(fault, start_seconds=600 if fault == "not_ready" else 0) as fake:
+        if fault != "dies_at_start":
+            yield fake.base_url
+    if fault == "dies_at_start":
+        yield fake.base_url
 
 
 @pytest.mark.parametrize("fault", CAUGHT)
 def test_faults_are_caught_by_the_rows_that_should(fault: str) -> None:
-    with FakeServer(fault) as fake:
-        report = full(fake)
-    assert set(report["failed"]) == CAUGHT[fault], json.dumps(report, indent=1)
-    assert report["ok"] == (not CAUGHT[fault])
+    with faulty(fault) as url:
+        report = run(Client(url), MODEL, suite(), "full")
+    rows = CAUGHT[fault] - NOT_READY
+    assert set(report["failed"]) == rows, json.dumps(report, indent=1)
+    assert report["ok"] == (not rows)
     for row in report["checks"]:
         assert bool(row["cause"]) == (not row["ok"]), row["id"]
         assert bool(row["next_command"]) == (row["id"] in report["failed"]) or row["skipped"], row["id"]
@@ -53,14 +66,24 @@ def test_faults_are_caught_by_the_rows_that_should(fault: str) -> None:
         assert row["wanted"]
 
 
-@pytest.mark.parametrize("fault", sorted(NOT_THE_ANSWERS))
-def test_faults_beside_the_answers_leave_them_right(fault: str) -> None:
-    with FakeServer(fault) as fake:
+@pytest.mark.parametrize("fault", CAUGHT)
+def test_faults_that_readiness_sees(fault: str) -> None:
+    with faulty(fault) as url:
+        answer = ask(Client(url), timeout=0.8)
+    assert answer.ok == (not CAUGHT[fault] & NOT_READY), answer.detail
+
+
+def test_a_slow_start_is_waited_for_and_then_right() -> None:
+    said: list[str] = []
+    with FakeServer("not_ready", start_seconds=0.5) as fake:
+        assert wait_until_answering(Client(fake.base_url), 60, say=said.append) == 0
         assert full(fake)["ok"]
+    assert said[0].endswith("the port is open, the engine says it is not ready (503)")
+    assert said[-1].startswith("ready after ")
 
 
 def test_every_row_can_fail() -> None:
-    rows = {"server.model", *ASKED, *OWN, *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
+    rows = {*NOT_READY, "server.model", *ASKED, *OWN, *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
     assert set().union(*CAUGHT.values()) == rows
 
 
@@ -636,5 +659,5 @@ def test_the_command_puts_drift_into_the_same_report(tmp_path: Path) -> None:
         path = f"{tmp_path}:/bin"
         done = command(*options, "--url", fake.base_url, "--model", MODEL, *files, path=path)
     assert done.returncode == 1, done.stderr
-    assert "drift.unit: wanted 'active, as on disk" in done.stdout
+    assert "drift.unit: wanted 'active, as rendered and on disk" in done.stdout
     assert 'sglang_smoke_check_ok{check="drift.unit"} 0\n' in (tmp_path / "smoke.prom").read_text()
