@@ -13,6 +13,7 @@ import pytest
 import yaml
 from confusion import data
 from openai_server import MODEL, FakeServer
+from ops.answers import judge
 from ops.smoke import suite_of
 
 ROOT = Path(__file__).parents[2]
@@ -133,8 +134,28 @@ def test_bad_arguments_are_refused(run_module: RunModule, options: dict[str, t.A
 def test_the_checks_of_a_model_are_usable(path: Path) -> None:
     checks = suite_of(yaml.safe_load(path.read_text(encoding="utf-8"))["checks"])
     assert len(checks.of("quick").prompts) >= 2
-    assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent)
+    assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent if concurrent.profile != "quick")
+    assert any(len(concurrent.cases) >= 16 for concurrent in checks.of("full").concurrent)
     assert any(needle.tokens > 2048 for needle in checks.of("full").needles)
+
+
+def test_the_quick_proof_of_the_production_model_holds_one_of_each_kind() -> None:
+    quick = suite_of(yaml.safe_load((ROOT / "models/deepseek-v4-flash-nvfp4.yml").read_text())["checks"]).of("quick")
+    assert [check.id for check in quick.needles if check.tokens > 2048] == ["2k"]
+    assert [check.id for check in quick.tools] == ["weather"]
+    assert any("response_format" in check.extra for check in quick.prompts)
+    assert [len(check.cases) for check in quick.concurrent] == [4]
+
+
+def test_the_production_model_is_asked_for_text_of_several_bytes() -> None:
+    checks = suite_of(yaml.safe_load((ROOT / "models/deepseek-v4-flash-nvfp4.yml").read_text())["checks"])
+    (check,) = (one for one in checks.of("quick").prompts if one.id == "non_ascii")
+    answer = check.expect["value"]
+    assert {len(char.encode()) for char in answer} == {1, 2, 3, 4}
+    assert check.modes() == (False, True)
+    assert judge(check.expect, f"{answer}\n").ok
+    for damaged in (answer.replace("東", "\ufffd\ufffd"), answer.replace("🗼", ""), answer.replace("é", "Ã©")):
+        assert not judge(check.expect, damaged).ok
 
 
 def test_one_side_of_a_disaggregated_pair_is_asked_nothing_on_purpose() -> None:
