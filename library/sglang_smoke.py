@@ -78,6 +78,14 @@ options:
       - When it is not empty, nothing is asked. The report says so, and the module fails with it.
     type: str
     default: ""
+  before:
+    description:
+      - Reports of what was judged before this run, such as RV(sglang_drift#module:report) of each server. Their rows
+        stand in this module's report, so that they are part of its verdict.
+      - Of several servers' rows of one id the worst counts; C(unit) in its evidence says whose it is.
+    type: list
+    elements: dict
+    default: []
 attributes:
   check_mode:
     description: In check mode nothing is sent and nothing is written; the checks themselves are examined.
@@ -122,8 +130,8 @@ report:
       C(next_command), C(passed), C(tried), C(tries) with every answer and its faults, and C(evidence).
     - The ids are C(server.model), C(server.endpoints), C(prompt.ID), C(tool.ID), C(concurrent.ID), C(needle.ID),
       C(limits.over_long), C(kv.cancelled_client), C(kv.resting_level), C(metrics.counters), C(speculation.accepted) and
-      C(answer.FAULT);
-      C(run.begin) alone when the run could not begin.
+      C(answer.FAULT), and those of O(before);
+      of these only those of O(before), and C(run.begin), when the run could not begin.
   returned: always
   type: dict
   sample:
@@ -142,7 +150,13 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.http import Client, read_token
-from ansible.module_utils.ops.report import failure_text, summary_text, write_problem, write_report
+from ansible.module_utils.ops.report import (
+    failure_text,
+    judged_before,
+    summary_text,
+    write_problem,
+    write_report,
+)
 from ansible.module_utils.ops.smoke import begun_report, stopped_report, suite_of, unbegun_report
 from ansible.module_utils.ops.smoke import run as run_suite
 
@@ -159,10 +173,14 @@ def end_unasked(module: AnsibleModule, message: str, report: dict) -> None:
 def run(module: AnsibleModule) -> None:
     params = module.params
     head = (params["base_url"], params["model"], params["profile"], time.time())
+    try:
+        before = judged_before(params["before"])
+    except ValueError as error:
+        end_unasked(module, f"nothing was asked: {error}", unbegun_report(str(error), *head))
     if params["stopped"]:
         if module.check_mode:
             module.exit_json(changed=False, report={}, summary="check mode: nothing was asked")
-        end_unasked(module, f"nothing was asked: {params['stopped']}", stopped_report(params["stopped"], *head))
+        end_unasked(module, f"nothing was asked: {params['stopped']}", stopped_report(params["stopped"], *head, before))
     try:
         suite = suite_of(params["checks"])
         problem = suite.problem(params["profile"])
@@ -177,11 +195,11 @@ def run(module: AnsibleModule) -> None:
         if problem:
             raise ValueError(problem)
     except ValueError as error:
-        end_unasked(module, f"nothing was asked: {error}", unbegun_report(str(error), *head))
+        end_unasked(module, f"nothing was asked: {error}", unbegun_report(str(error), *head, before=before))
     if params["report_path"]:
         with contextlib.suppress(OSError):  # what can't be written now can't be at the end, and is told then
             write_report(params["report_path"], begun_report(params["report_path"], *head))
-    report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine)
+    report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine, before=before)
     summary = summary_text(report)
     if params["report_path"]:
         try:
@@ -206,6 +224,7 @@ def main() -> None:
                 "checks": {"type": "dict", "required": True},
                 "report_path": {"type": "path"},
                 "stopped": {"type": "str", "default": ""},
+                "before": {"type": "list", "elements": "dict", "default": []},
             },
             mutually_exclusive=[("api_key", "api_key_file")],
             supports_check_mode=True,

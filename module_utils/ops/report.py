@@ -76,6 +76,45 @@ def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_
     return Row(id, False, wanted, "not judged", elapsed_s, cause=why, next_command=next_command, skipped=True)
 
 
+def judged_before(reports: t.Sequence[t.Mapping[str, t.Any]]) -> list[Row]:
+    """The rows of reports that were made before, such as those of drift, to stand in one of today.
+
+    One row an id: of several servers' rows the worst counts (failed, then not judged), and its evidence names the unit.
+    Raises ValueError for what is no report.
+    """
+    worst: dict[str, Row] = {}
+    for report in reports:
+        try:
+            rows = [_row_of(row, report.get("unit")) for row in report["checks"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ValueError(f"before holds {str(report)[:80]!r}, wanted a report with checks ({said})") from None
+        for row in rows:
+            if row.id not in worst or _badness(row) > _badness(worst[row.id]):
+                worst[row.id] = row
+    return list(worst.values())
+
+
+def _row_of(given: t.Mapping[str, t.Any], unit: str | None) -> Row:
+    return Row(
+        str(given["id"]),
+        given["ok"] is True,
+        str(given["wanted"]),
+        str(given["seen"]),
+        float(given["elapsed_s"]),
+        cause=str(given["cause"]),
+        next_command=str(given["next_command"]),
+        passed=int(given["passed"]),
+        tried=int(given["tried"]),
+        skipped=given["skipped"] is True,
+        evidence={**given["evidence"], **({"unit": unit} if unit else {})},
+    )
+
+
+def _badness(row: Row) -> int:
+    return 2 if row.failed else int(row.skipped)
+
+
 def plain(value: t.Any, redacted: t.Callable[[str], str] = str) -> t.Any:
     """The value as any reader of JSON and any terminal takes it; redacted takes secrets out of a text.
 

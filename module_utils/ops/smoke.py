@@ -332,18 +332,24 @@ def unbegun_report(
     profile: str,
     started: float,
     next_command: str = "ansible-playbook site.yml, which writes what a run needs",
+    before: t.Sequence[Row] = (),
 ) -> dict[str, t.Any]:
-    """The report of a run that could not begin: it must not leave an older report's verdict in force."""
+    """The report of a run that could not begin: it must not leave an older report's verdict in force.
+
+    before are rows of what was judged before it, which stand behind its own.
+    """
     row = Row("run.begin", False, "a run", "nothing was asked", 0.0, cause=why, next_command=next_command, tried=1)
     head = {"base_url": masked(base_url), "model": model, "profile": profile}
-    return plain(build_report([row], started, 0.0, **head))
+    return plain(build_report([row, *before], started, 0.0, **head))
 
 
-def stopped_report(words: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
+def stopped_report(
+    words: str, base_url: str, model: str, profile: str, started: float, before: t.Sequence[Row] = ()
+) -> dict[str, t.Any]:
     """The report of a run that a check before it forbade. words are that check's, with its "next command: " lines."""
     commands = _NEXT.findall(words)
     why = "; ".join(line for line in _NEXT.sub("", words).splitlines() if line.strip())
-    return unbegun_report(why, base_url, model, profile, started, commands[0] if commands else RUN_PLAY)
+    return unbegun_report(why, base_url, model, profile, started, commands[0] if commands else RUN_PLAY, before)
 
 
 def begun_report(path: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:

@@ -14,6 +14,7 @@ import yaml
 from confusion import data
 from openai_server import MODEL, FakeServer
 from ops.answers import judge
+from ops.report import exposition
 from ops.smoke import suite_of
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,44 @@ def test_what_stops_a_run_is_its_verdict(run_module: RunModule, tmp_path: Path) 
         "not ready: x.service hangs",
         "systemctl restart x.service",
     )
+
+
+def drift(unit: str, **changes: t.Any) -> dict[str, t.Any]:
+    """A report of drift with one row."""
+    row = {"id": "drift.unit", "wanted": "active", "seen": "active", "elapsed_s": 0.1, "evidence": {"timeout_s": 30}}
+    row |= {"ok": True, "skipped": False, "cause": "", "next_command": "", "passed": 1, "tried": 1, "tries": []}
+    return {"unit": unit, "ok": True, "checks": [row | changes]}
+
+
+RED = {"ok": False, "cause": "edited", "next_command": "systemctl cat b", "passed": 0}
+
+
+def test_what_was_judged_before_is_in_the_report_and_its_verdict(run_module: RunModule, tmp_path: Path) -> None:
+    with FakeServer() as fake:
+        green = smoke(run_module, fake, before=[drift("a"), drift("b")])
+        red = smoke(run_module, fake, before=[drift("a"), drift("b", **RED)], report_path=str(tmp_path / "smoke.json"))
+    assert green["report"]["checks"][0] == drift("b")["checks"][0] | {
+        "ttft_s": None,
+        "evidence": {"timeout_s": 30, "unit": "a"},
+    }
+    assert green["report"]["passed"] == len(green["report"]["checks"])
+    assert (red["failed"], red["report"]["failed"]) == (True, ["drift.unit"])
+    assert red["report"]["checks"][0]["evidence"]["unit"] == "b"
+    assert "drift.unit: wanted 'active'" in red["msg"]
+    assert exposition("x", json.loads((tmp_path / "smoke.json").read_text()), 0).count('check="drift.unit"} 0\n') == 1
+
+
+def test_drift_that_stops_a_run_has_its_rows_in_the_report(run_module: RunModule, tmp_path: Path) -> None:
+    path = tmp_path / "smoke.json"
+    with FakeServer() as fake:
+        smoke(run_module, fake, report_path=str(path), stopped="drift: edited", before=[drift("b", **RED)])
+        assert fake.questions == 0
+    report = json.loads(path.read_text())
+    assert report["failed"] == ["run.begin", "drift.unit"]
+    with FakeServer() as fake:
+        result = smoke(run_module, fake, report_path=str(path), before=[{"unit": "b"}])
+        assert fake.questions == 0
+    assert "before holds" in result["msg"] and "wanted a report with checks" in result["msg"]
 
 
 def test_the_engine_may_be_elsewhere(run_module: RunModule) -> None:
