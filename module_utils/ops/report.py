@@ -71,9 +71,18 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_s: float = 0.0) -> Row:
+def skipped_row(
+    id: str,
+    wanted: str,
+    why: str,
+    next_command: str = "",
+    elapsed_s: float = 0.0,
+    evidence: dict[str, t.Any] | None = None,
+) -> Row:
     """The row of a check that could not be judged."""
-    return Row(id, False, wanted, "not judged", elapsed_s, cause=why, next_command=next_command, skipped=True)
+    shown = evidence or {}
+    seen = "not judged"
+    return Row(id, False, wanted, seen, elapsed_s, cause=why, next_command=next_command, skipped=True, evidence=shown)
 
 
 def judged_before(reports: t.Sequence[t.Mapping[str, t.Any]]) -> list[Row]:

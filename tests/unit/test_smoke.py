@@ -143,12 +143,32 @@ def test_every_endpoint_has_its_time_in_the_report() -> None:
         assert row["next_command"].startswith(f"curl -sS -m 60 {fake.base_url}/metrics -o /dev/null")
 
 
-def test_questions_state_the_times_that_they_are_held_to() -> None:
+def test_questions_state_what_was_asked_and_the_times_that_they_are_held_to() -> None:
     with FakeServer() as fake:
         report = full(fake, suite(timeout=20.0))
-    assert row_of(report, "prompt.first_token")["evidence"] == {"timeout_s": 20, "max_ttft_s": 5, "max_gap_s": 5}
+    assert row_of(report, "prompt.first_token")["evidence"] == {
+        "question": "What is the capital of France?",
+        "expected": "word: Paris",
+        "timeout_s": 20,
+        "max_ttft_s": 5,
+        "max_gap_s": 5,
+    }
     for id in ("prompt.capital", "tool.weather", "concurrent.capitals", "needle.2k"):
         assert row_of(report, id)["evidence"]["timeout_s"] == 20
+    assert row_of(report, "tool.weather")["evidence"]["call"]["name"] == "weather"
+    assert row_of(report, "concurrent.capitals")["evidence"]["questions"][0]["expected"] == "word: Berlin"
+    assert row_of(report, "server.model")["evidence"] == {"timeout_s": 10, "status": 200, "served": [MODEL]}
+    assert row_of(report, "answer.loop")["evidence"]["faulty_tries"] == 0
+
+
+@pytest.mark.parametrize("fault", ["none", "refused", "loads_missing", "metrics_missing", "not_json", "dies_at_start"])
+def test_every_row_that_was_judged_states_its_time_limit(fault: str) -> None:
+    """Rows that were not asked for lack of an answer name the profile's time."""
+    with faulty(fault) as url:
+        report = run(Client(url), MODEL, suite(), "full")
+    for row in report["checks"]:
+        limit = "profile_s" if row["seen"] == "not asked" else "timeout_s"
+        assert row["evidence"].get(limit, 0) > 0, (row["id"], row["evidence"])
 
 
 def test_a_check_that_breaks_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
