@@ -104,12 +104,17 @@ summary:
   returned: always
   type: str
   sample: 8 of 8 checks passed in 0.1 s
+next_command:
+  description: What to run next.
+  returned: when nothing was compared
+  type: str
+  sample: ansible-doc -t module sglang_drift
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.drift import Reality, drift_report, intent_of
-from ansible.module_utils.ops.http import Client, read_token
-from ansible.module_utils.ops.report import failure_text, summary_text, write_report
+from ansible.module_utils.ops.http import Client, read_token, refusal
+from ansible.module_utils.ops.report import failure_text, summary_text, unwritten, write_report
 
 
 def run(module: AnsibleModule) -> None:
@@ -119,16 +124,18 @@ def run(module: AnsibleModule) -> None:
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
         report = drift_report(intent, Reality(client, key_file=params["api_key_file"]))
     except PermissionError as error:
-        module.fail_json(msg=f"cannot read {error.filename}: {error.strerror}; run with become: true")
+        command = f"ls -l {error.filename}"
+        said = f"cannot read {error.filename}: {error.strerror}; run with become: true"
+        module.fail_json(msg=f"{said}\nnext command: {command}", next_command=command)
     except ValueError as error:
-        module.fail_json(msg=f"nothing was compared: {error}")
+        module.fail_json(**refusal("sglang_drift", "nothing was compared", error))
     if module.check_mode:
         module.exit_json(changed=False, report=report, summary=summary_text(report))
     if params["report_path"]:
         try:
             write_report(params["report_path"], report)
         except OSError as error:
-            module.fail_json(msg=f"cannot write the report to {params['report_path']}: {error.strerror}", report=report)
+            module.fail_json(**unwritten(params["report_path"], error), report=report)
     if not report["ok"]:
         module.fail_json(msg=failure_text(report), report=report, summary=summary_text(report))
     module.exit_json(changed=False, report=report, summary=summary_text(report))

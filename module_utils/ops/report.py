@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import tempfile
 import time
 import typing as t
@@ -212,6 +213,13 @@ def write_problem(path: str) -> str:
     except (OSError, ValueError) as error:  # a NUL is a ValueError
         return f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
     return ""
+
+
+def unwritten(path: str, error: OSError) -> dict[str, str]:
+    """What a module fails with when its report can't be written: msg, which ends with the next command, and that."""
+    command = f"df -h {shlex.quote(os.path.dirname(path) or '.')}"
+    said = f"cannot write the report to {path}: {error.strerror}"
+    return {"msg": f"{said}\nnext command: {command}", "next_command": command}
 
 
 def write_text(path: str, text: str, mode: int = 0o644) -> None:
