@@ -80,7 +80,7 @@ options:
     default: ""
   before:
     description:
-      - Reports of what was judged before this run, such as RV(sglang_drift#module:report) of each server. Their rows
+      - Reports of what was judged before this run, such as those of C(sglang_drift), one a server. Their rows
         stand in this module's report, so that they are part of its verdict.
       - Of several servers' rows of one id the worst counts; C(unit) in its evidence says whose it is.
     type: list
