@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 READY = "ready"
+# The id of a line at error level that no row of the log classifier knows.
+UNKNOWN = "unknown"
 Finding = Mapping[str, str]
 Result = Mapping[str, Any]
 
@@ -82,8 +84,20 @@ def diagnosis(
     }
 
 
+def journal_words(servers: Sequence[Result]) -> list[str]:
+    """Return what the journals of servers that answer have to say, once each: known lines by their cause.
+
+    servers: results of sglang_ready. An unknown error is told with its line, from which secrets were taken already.
+    """
+    words = []
+    for finding in (finding for result in servers for finding in result.get("warnings_seen") or []):
+        unknown = finding["id"] == UNKNOWN
+        words.append(f"{finding['cause']}: {finding['line']}" if unknown else str(finding["cause"]))
+    return list(dict.fromkeys(words))
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict:
-        return {"diagnosis": diagnosis}
+        return {"diagnosis": diagnosis, "journal_words": journal_words}

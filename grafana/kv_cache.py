@@ -144,7 +144,7 @@ ALERTS = Panel(
 )
 READY = Panel(
     "Engines",
-    "Is every engine scraped and ready, and does it run with the configuration that it has by now?",
+    "Is every engine scraped, is its /ready 200, and does it run with the configuration that it has by now?",
     "NO for longer than a restart: SGLangTargetDown, SGLangNotReady. A restart is pending: SGLangRestartPending.",
     ["up", "ops_engine_ready", "ops_restart_pending"],
     [

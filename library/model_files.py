@@ -84,13 +84,19 @@ missing:
 """
 
 import os
+import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.ops.http import refusal, url_problem
 from ansible.module_utils.ops.model_files import COMPLETE, UNDER_WAY, ModelFilesError, Seen, Store, files_of
+from ansible.module_utils.ops.redact import masked
 
 
 def run(module: AnsibleModule) -> None:
-    params = module.params
+    params, start = module.params, time.monotonic()
+    problem = url_problem(params["url"]) if params["url"] else ""
+    if problem:
+        module.fail_json(**refusal("model_files", "nothing was read or fetched", problem))
     try:
         files = files_of(params["manifest"])
         store = Store(params["path"], files, Seen(params["state_path"]), params["url"])
@@ -101,11 +107,12 @@ def run(module: AnsibleModule) -> None:
         os.makedirs(os.path.dirname(params["state_path"]), exist_ok=True)
         seen = store.work(params["max_wait"])
     except ModelFilesError as error:
-        fetched = " What was fetched stays; the next run goes on there." if params["url"] else ""
-        module.fail_json(
-            msg=f"{error}.{fetched} next command: ls -l {params['path']}"
-            + (f"; curl -sI {params['url']}/" if params["url"] else "")
-        )
+        command, fetched = f"ls -l {params['path']}", ""
+        if params["url"]:
+            command += f"; curl -sI {masked(params['url'])}/"
+            took = f"That was after {time.monotonic() - start:.1f} s."
+            fetched = f" {took} What was fetched stays; the next run goes on there."
+        module.fail_json(msg=f"{masked(str(error))}.{fetched} next command: {command}")
     except OSError as error:
         module.fail_json(msg=f"{error}; next command: df -h {params['path']}")
     left = [file.name for file in store.missing()]

@@ -106,7 +106,7 @@ next_command:
 import shlex
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ops.http import Client, HttpError
+from ansible.module_utils.ops.http import Client, HttpError, refusal
 from ansible.module_utils.ops.prometheus import Expectation, query_until
 
 
@@ -121,9 +121,10 @@ def run(module: AnsibleModule) -> None:
         client = Client(url, timeout=params["timeout"])
         outcome = query_until(client, query, expectation, params["window"])
     except ValueError as error:
-        module.fail_json(msg=f"url: {error}")
+        module.fail_json(**refusal("prometheus_query_info", "nothing was asked, url", error))
     except HttpError as error:
-        module.fail_json(msg=f"Prometheus refuses the query {query}: {error}\nnext command: {by_hand}")
+        said = f"Prometheus refuses the query {query}: {error}"
+        module.fail_json(msg=f"{said}\nnext command: {by_hand}", next_command=by_hand)
     result = {
         "changed": False,
         "value": outcome.value,

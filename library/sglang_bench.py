@@ -206,6 +206,11 @@ summary:
   returned: report
   type: str
   sample: 5 of 15 levels measured, left out c64-ctx65536
+next_command:
+  description: What to run next.
+  returned: on failure
+  type: str
+  sample: ansible-doc -t module sglang_bench
 files:
   description: What was written, JSON and markdown.
   returned: report
@@ -234,7 +239,7 @@ from ansible.module_utils.ops.bench import (
     why_left_out,
 )
 from ansible.module_utils.ops.bench_run import Target, host_facts, measure, versions_command
-from ansible.module_utils.ops.http import Client, read_token
+from ansible.module_utils.ops.http import Client, read_token, refusal
 from ansible.module_utils.ops.probe import Capacity, capacity
 from ansible.module_utils.ops.report import write_report, write_text
 from ansible.module_utils.ops.systemd import SystemdError, running_config_sha256, show
@@ -351,9 +356,11 @@ def run(module: AnsibleModule) -> None:
     try:
         module.exit_json(changed=False, **STEPS[step](module))
     except ValueError as error:
-        module.fail_json(msg=f"nothing was measured: {error}")
+        module.fail_json(**refusal("sglang_bench", "nothing was measured", error))
     except OSError as error:
-        module.fail_json(msg=f"cannot write to {error.filename}: {error.strerror}")
+        command = f"df -h {module.params['directory'] or '/tmp'}"
+        said = f"cannot write to {error.filename}: {error.strerror}"
+        module.fail_json(msg=f"{said}\nnext command: {command}", next_command=command)
 
 
 def main() -> None:

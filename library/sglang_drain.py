@@ -93,7 +93,10 @@ def run(module: AnsibleModule) -> None:
         watched = watch_idle(client, params["timeout"])
     except (HttpError, ValueError) as error:
         elapsed = round(time.monotonic() - start, 1)
-        said = f"the server does not say what it is answering: {error}"
+        command = (
+            "systemctl status 'sglang-*'" if isinstance(error, HttpError) else "ansible-doc -t module sglang_drain"
+        )
+        said = f"the server does not say what it is answering: {error}\nnext command: {command}"
         module.exit_json(changed=False, drained=False, running=0, waiting=0, elapsed_s=elapsed, msg=said)
     elapsed, left = round(time.monotonic() - start, 1), watched.last
     said = f"nothing left after {elapsed} s" if watched.held else f"after {elapsed} s there are {left.words()}"

@@ -29,7 +29,9 @@ options:
         C(version) is SGLang's.
       - C(config_sha256) is the hash (C(OPS_CONFIG_SHA256)) that the main process must have been started with; the
         default is the one in the unit file. C(unit_source) is the file on the host that the unit file was made from;
-        the two differ in that hash only. C(release) is the virtual environment that must be in use, a link or not.
+        the two differ in that hash only, and the launch script that it names must have the sha256 that it names.
+        C(release) is the virtual environment that must be in use, a link or not; beside the directory that it leads to
+        stands its lock file, C(requirements.txt), and it must hold these packages and no others.
       - C(min_total_tokens) is the smallest size of the KV pool. C(kernels) are those of the plugin C(dsv4_sm120) that
         must be active on every rank, of which C(tp-size) and C(pp-size) say how many there are.
       - C(drop_ins) are the unit's drop-in files that are part of the configuration.
@@ -87,8 +89,9 @@ report:
     - The report. C(ok), C(unit), C(started), C(elapsed_s), C(passed) (a count), C(failed) and C(skipped) (lists of
       ids) and C(checks).
     - A row of C(checks) has C(id), C(ok), C(skipped), C(wanted), C(seen), C(cause), C(next_command) and C(evidence).
-    - The ids are C(drift.unit), C(drift.config), C(drift.port), C(drift.release), C(drift.environment),
-      C(drift.arguments), C(drift.server_info), C(drift.version), C(drift.capacity), C(drift.kernels) and C(drift.gpus);
+    - The ids are C(drift.unit), C(drift.launch), C(drift.packages), C(drift.config), C(drift.port), C(drift.release),
+      C(drift.environment), C(drift.arguments), C(drift.server_info), C(drift.version), C(drift.capacity),
+      C(drift.kernels) and C(drift.gpus);
       only those that the intent asks for are there.
   returned: always
   type: dict
@@ -101,12 +104,17 @@ summary:
   returned: always
   type: str
   sample: 8 of 8 checks passed in 0.1 s
+next_command:
+  description: What to run next.
+  returned: when nothing was compared
+  type: str
+  sample: ansible-doc -t module sglang_drift
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.ops.drift import Reality, drift_report, intent_of
-from ansible.module_utils.ops.http import Client, read_token
-from ansible.module_utils.ops.report import failure_text, summary_text, write_report
+from ansible.module_utils.ops.http import Client, read_token, refusal
+from ansible.module_utils.ops.report import failure_text, summary_text, unwritten, write_report
 
 
 def run(module: AnsibleModule) -> None:
@@ -116,16 +124,18 @@ def run(module: AnsibleModule) -> None:
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
         report = drift_report(intent, Reality(client, key_file=params["api_key_file"]))
     except PermissionError as error:
-        module.fail_json(msg=f"cannot read {error.filename}: {error.strerror}; run with become: true")
+        command = f"ls -l {error.filename}"
+        said = f"cannot read {error.filename}: {error.strerror}; run with become: true"
+        module.fail_json(msg=f"{said}\nnext command: {command}", next_command=command)
     except ValueError as error:
-        module.fail_json(msg=f"nothing was compared: {error}")
+        module.fail_json(**refusal("sglang_drift", "nothing was compared", error))
     if module.check_mode:
         module.exit_json(changed=False, report=report, summary=summary_text(report))
     if params["report_path"]:
         try:
             write_report(params["report_path"], report)
         except OSError as error:
-            module.fail_json(msg=f"cannot write the report to {params['report_path']}: {error.strerror}", report=report)
+            module.fail_json(**unwritten(params["report_path"], error), report=report)
     if not report["ok"]:
         module.fail_json(msg=failure_text(report), report=report, summary=summary_text(report))
     module.exit_json(changed=False, report=report, summary=summary_text(report))

@@ -212,9 +212,10 @@ next_command:
 
 import dataclasses
 import functools
+import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ops.http import Client, read_token
+from ansible.module_utils.ops.http import Client, read_token, refusal
 from ansible.module_utils.ops.probe import ask_unit
 from ansible.module_utils.ops.readiness import FAILED, READY, STARTING, Readiness, Watch
 from ansible.module_utils.ops.systemd import SystemdError
@@ -254,9 +255,9 @@ def next_command(seen: Readiness) -> str:
     return f"journalctl -u {seen.unit.name} -n 200 --no-pager"
 
 
-def failure_message(seen: Readiness, base_url: str) -> str:
-    """What went wrong, the line that says so, the variable to change and the next command."""
-    parts = [f"{seen.unit.name} is not ready at {base_url}: {seen.detail}"]
+def failure_message(seen: Readiness, base_url: str, took_s: float) -> str:
+    """What went wrong, after how many seconds of looking, the line that says so, what to change and to run next."""
+    parts = [f"{seen.unit.name} is not ready at {base_url}: {seen.detail}; looked at for {took_s:.1f} s"]
     if seen.cause:
         parts.append(f"cause: {seen.cause.cause}")
         parts.append(f"{'seen' if seen.cause.id in SEEN else 'journal line'}: {seen.cause.line}")
@@ -268,13 +269,13 @@ def failure_message(seen: Readiness, base_url: str) -> str:
 
 
 def run(module: AnsibleModule) -> None:
-    params = module.params
+    params, start = module.params, time.monotonic()
     try:
         client = Client(params["base_url"], read_token(params["api_key"], params["api_key_file"]))
     except ValueError as error:
         if module.check_mode and params["api_key_file"]:
             module.exit_json(changed=False, status=STARTING, phase="not looked at", detail=str(error))
-        module.fail_json(msg=f"sglang_ready for {params['unit']}: {error}")
+        module.fail_json(**refusal("sglang_ready", f"{params['unit']} was not looked at", error))
     ask_once = functools.partial(ask_unit, side=params["side"])
     watch = Watch(params["unit"], client, params["restarts_before"], params["config_sha256"], ask_once=ask_once)
     try:
@@ -289,7 +290,7 @@ def run(module: AnsibleModule) -> None:
         seen = dataclasses.replace(seen, status=FAILED, detail=why)
     result = result_of(seen, watch.restarts_before or 0)
     if seen.status == FAILED:
-        module.fail_json(msg=failure_message(seen, params["base_url"]), **result)
+        module.fail_json(msg=failure_message(seen, params["base_url"], time.monotonic() - start), **result)
     module.exit_json(**result)
 
 

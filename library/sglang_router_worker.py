@@ -90,7 +90,7 @@ next_command:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ops.http import Client, HttpError, curl_command, read_token
+from ansible.module_utils.ops.http import Client, HttpError, curl_command, read_token, refusal
 from ansible.module_utils.ops.router import PATH, RouterError, set_worker
 
 
@@ -110,7 +110,7 @@ def run(module: AnsibleModule) -> None:
             params["timeout"],
         )
     except ValueError as error:
-        module.fail_json(msg=f"{error}\nnext command: {command}", next_command=command)
+        module.fail_json(**refusal("sglang_router_worker", "the router was not asked", error))
     except (HttpError, RouterError) as error:
         module.fail_json(
             msg=f"router {params['router_url']}, server {params['url']} wanted {params['state']}: {error}\n"

@@ -78,6 +78,14 @@ options:
       - When it is not empty, nothing is asked. The report says so, and the module fails with it.
     type: str
     default: ""
+  before:
+    description:
+      - Reports of what was judged before this run, such as those of C(sglang_drift), one a server. Their rows
+        stand in this module's report, so that they are part of its verdict.
+      - Of several servers' rows of one id the worst counts; C(unit) in its evidence says whose it is.
+    type: list
+    elements: dict
+    default: []
 attributes:
   check_mode:
     description: In check mode nothing is sent and nothing is written; the checks themselves are examined.
@@ -122,8 +130,8 @@ report:
       C(next_command), C(passed), C(tried), C(tries) with every answer and its faults, and C(evidence).
     - The ids are C(server.model), C(server.endpoints), C(prompt.ID), C(tool.ID), C(concurrent.ID), C(needle.ID),
       C(limits.over_long), C(kv.cancelled_client), C(kv.resting_level), C(metrics.counters), C(speculation.accepted) and
-      C(answer.FAULT);
-      C(run.begin) alone when the run could not begin.
+      C(answer.FAULT), and those of O(before);
+      of these only those of O(before), and C(run.begin), when the run could not begin.
   returned: always
   type: dict
   sample:
@@ -135,34 +143,58 @@ summary:
   returned: always
   type: str
   sample: 23 of 23 checks passed in 22.8 s
+next_command:
+  description: What to run next.
+  returned: when nothing was asked
+  type: str
+  sample: ansible-doc -t module sglang_smoke
 """
 
 import contextlib
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.ops.http import Client, read_token
-from ansible.module_utils.ops.report import failure_text, summary_text, write_problem, write_report
+from ansible.module_utils.ops.http import Client, read_token, refusal
+from ansible.module_utils.ops.report import (
+    failure_text,
+    judged_before,
+    summary_text,
+    unwritten,
+    write_problem,
+    write_report,
+)
 from ansible.module_utils.ops.smoke import begun_report, stopped_report, suite_of, unbegun_report
 from ansible.module_utils.ops.smoke import run as run_suite
 
 
-def end_unasked(module: AnsibleModule, message: str, report: dict) -> None:
+def end_unasked(module: AnsibleModule, report: dict, msg: str, next_command: str) -> None:
     """Fail with the report of a run that did not begin, which replaces an older one."""
     path = module.params["report_path"]
     if path and not module.check_mode:
         with contextlib.suppress(OSError, ValueError):  # the error may be that it can't be written
             write_report(path, report)
-    module.fail_json(msg=message, report=report, summary=summary_text(report))
+    module.fail_json(msg=msg, next_command=next_command, report=report, summary=summary_text(report))
+
+
+def end_refused(module: AnsibleModule, error: ValueError, head: tuple, before: list) -> None:
+    """Fail because of an argument."""
+    said = refusal("sglang_smoke", "nothing was asked", error)
+    end_unasked(module, unbegun_report(str(error), *head, said["next_command"], before), **said)
 
 
 def run(module: AnsibleModule) -> None:
     params = module.params
     head = (params["base_url"], params["model"], params["profile"], time.time())
+    try:
+        before = judged_before(params["before"])
+    except ValueError as error:
+        end_refused(module, error, head, [])
     if params["stopped"]:
         if module.check_mode:
             module.exit_json(changed=False, report={}, summary="check mode: nothing was asked")
-        end_unasked(module, f"nothing was asked: {params['stopped']}", stopped_report(params["stopped"], *head))
+        report = stopped_report(params["stopped"], *head, before)
+        command = report["checks"][0]["next_command"]
+        end_unasked(module, report, f"nothing was asked: {params['stopped']}", command)
     try:
         suite = suite_of(params["checks"])
         problem = suite.problem(params["profile"])
@@ -177,17 +209,17 @@ def run(module: AnsibleModule) -> None:
         if problem:
             raise ValueError(problem)
     except ValueError as error:
-        end_unasked(module, f"nothing was asked: {error}", unbegun_report(str(error), *head))
+        end_refused(module, error, head, before)
     if params["report_path"]:
         with contextlib.suppress(OSError):  # what can't be written now can't be at the end, and is told then
             write_report(params["report_path"], begun_report(params["report_path"], *head))
-    report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine)
+    report = run_suite(client, params["model"], suite, params["profile"], params["api_key_file"], engine, before=before)
     summary = summary_text(report)
     if params["report_path"]:
         try:
             write_report(params["report_path"], report)
         except OSError as error:
-            module.fail_json(msg=f"cannot write the report to {params['report_path']}: {error.strerror}", report=report)
+            module.fail_json(**unwritten(params["report_path"], error), report=report)
     if not report["ok"]:
         module.fail_json(msg=failure_text(report), report=report, summary=summary)
     module.exit_json(changed=False, report=report, summary=summary)
@@ -206,6 +238,7 @@ def main() -> None:
                 "checks": {"type": "dict", "required": True},
                 "report_path": {"type": "path"},
                 "stopped": {"type": "str", "default": ""},
+                "before": {"type": "list", "elements": "dict", "default": []},
             },
             mutually_exclusive=[("api_key", "api_key_file")],
             supports_check_mode=True,

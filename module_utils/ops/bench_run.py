@@ -116,8 +116,10 @@ def measure(target: Target, level: Level, run_id: str, deadline: float, limit_s:
             else f"it was not over within {took:.0f} s"
         )
         row = row_of(level, bench.LEFT_OUT if over else bench.FAILED, [why])
-    except (BenchError, HttpError) as error:
+    except BenchError as error:
         row = row_of(level, bench.FAILED, [str(error)])
+    except HttpError as error:
+        row = row_of(level, bench.FAILED, [f"{error}; next command: systemctl status 'sglang-*'"])
     return {**row, "elapsed_s": round(time.monotonic() - start, 1)}
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import hashlib
+import json
 import os
 import re
 import time
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 
 from . import systemd
 from .engine_load import METRICS_PATH, samples
+from .host import SECONDS as PROGRAM_S
 from .http import Client, HttpError, curl_command, fields_command, parse_json
 from .listeners import foreign_listener, unit_of
 from .preflight import Host
@@ -43,12 +46,20 @@ ENGINE_VARIABLES = re.compile(
     r"(SGLANG|SGL|DSV4_SM120|VLLM|NCCL|GLOO|UCX|MC|MOONCAKE|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TORCHINDUCTOR|TRITON|"
     r"FLASHINFER|DG|OMP|KMP)_|(NVIDIA_TF32_OVERRIDE|LD_PRELOAD|LD_LIBRARY_PATH|PYTHONPATH)$"
 )
+# The sha256 of the launch script, in the unit file.
+LAUNCH_HASH_VARIABLE = "OPS_LAUNCH_SHA256"
 # Those among them that the unit file sets for every server, beside what the intent names.
 UNIT_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_AUTOTUNING")
 # What the distribution, or the container that the host is, gives to all services.
 VENDOR_DROP_INS = re.compile(r"(/usr)?/lib/systemd/system/|/run/systemd/(system|generator[.a-z]*)/service\.d/")
 # What our kernels say of themselves, one sample for each kernel and rank.
 KERNEL_ACTIVE = "dsv4_sm120_kernel_active"
+# A question to the server ends within so many seconds.
+ASK_S = 10.0
+# A package of a lock file; no other kind of marker decides there whether this Python gets it.
+_LOCKED = re.compile(r"^([\w.-]+)==(\S+)(?: ; python_full_version (<|>=) '(\d+)\.(\d+)')?", re.MULTILINE)
+# A virtual environment begins with these, whatever its lock file says.
+_OF_THE_VENV = ("pip", "setuptools")
 # Of what somebody else wrote: a value, and all that one row shows.
 LONGEST_VALUE = 200
 LONGEST_ROW = 4000
@@ -64,8 +75,8 @@ class Intent:
     are further fields that the server must report, such as a backend. min_total_tokens is the smallest KV pool that
     was meant. kernels are those of ours that must be active on every rank. config_sha256 is the hash of the wanted
     configuration; without one the unit file's own counts. unit_source is the file that the unit file was made from,
-    with a placeholder for the hash. neighbours are the units of this host's other engines, which have GPUs of their
-    own.
+    with a placeholder for the hash; it names the launch script and its hash. neighbours are the units of this host's
+    other engines, which have GPUs of their own.
     """
 
     unit: str
@@ -131,21 +142,31 @@ class Reality:
 
 def drift_rows(intent: Intent, reality: Reality) -> list[Row]:
     """Compare everything. Raises PermissionError."""
+    start = time.monotonic()
     try:
         state = systemd.show(intent.unit, reality.runner)
-        rows = [unit_row(intent, state, reality)]
+        rows = [_timed(start, unit_row, intent, state, reality)]
         why = f"{intent.unit} has no main process: {state.words()}"
     except systemd.SystemdError as error:
-        state, why = systemd.UnitState(intent.unit), "systemd can't be asked"
-        rows = [_row("drift.unit", _AS_ON_DISK, "no answer of systemd", str(error), "systemctl is-system-running")]
+        state, why, words = systemd.UnitState(intent.unit), "systemd can't be asked", str(error)
+        command, evidence = "systemctl is-system-running", {"timeout_s": systemd.QUERY_S}
+        rows = [_timed(start, _row, "drift.unit", _AS_ON_DISK, "no answer of systemd", words, command, evidence)]
+    rows += [_timed(None, row, intent, reality) for id, row in _DISK_ROWS.items() if _asked(id, intent)]
     if not state.main_pid:
         rows += [skipped_row(id, "as intended", why) for id in (*_PROCESS_ROWS, *_SERVER_ROWS) if _asked(id, intent)]
     else:
-        rows += [row(intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
+        rows += [_timed(None, row, intent, state, reality) for id, row in _PROCESS_ROWS.items() if _asked(id, intent)]
         rows += server_rows(intent, reality)
     if intent.gpus:
-        rows.append(gpu_row(intent, reality))
+        rows.append(_timed(None, gpu_row, intent, reality))
     return rows
+
+
+def _timed(start: float | None, look: t.Callable[..., Row], *arguments: t.Any) -> Row:
+    """The row of a look, with the seconds that it took, or those since start."""
+    start = time.monotonic() if start is None else start
+    row = look(*arguments)
+    return dataclasses.replace(row, elapsed_s=time.monotonic() - start)
 
 
 def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
@@ -158,6 +179,8 @@ def drift_report(intent: Intent, reality: Reality) -> dict[str, t.Any]:
 
 def _asked(id: str, intent: Intent) -> bool:
     named = {
+        "drift.launch": intent.unit_source,
+        "drift.packages": intent.release,
         "drift.release": intent.release,
         "drift.environment": intent.environment,
         "drift.arguments": intent.arguments,
@@ -204,14 +227,23 @@ def unit_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
     if drop_ins:
         causes.append(f"drop-ins that are not part of the configuration: {', '.join(drop_ins)}")
     command = f"systemctl status {intent.unit}" if "running" in " ".join(causes) else f"systemctl cat {intent.unit}"
-    return _row("drift.unit", _AS_ON_DISK, state.words(), "; ".join(causes), command)
+    evidence = {
+        "timeout_s": systemd.QUERY_S,
+        "unit_file": state.fragment_path,
+        "made_from": intent.unit_source,
+        "drop_ins": sorted(seen),
+        "main_pid": state.main_pid,
+    }
+    return _row("drift.unit", _AS_ON_DISK, state.words(), "; ".join(causes), command, evidence)
 
 
 def _edited(intent: Intent, state: systemd.UnitState, host: Host) -> list[str]:
-    """What somebody else wrote into the unit file, in words; nothing when it can't be told."""
-    source = host.read(intent.unit_source) if intent.unit_source else ""
-    if not source:
+    """What somebody else wrote into the unit file, in words; nothing where the intent names no source of it."""
+    if not intent.unit_source:
         return []
+    source = host.read(intent.unit_source)
+    if not source:
+        return [f"{intent.unit_source}, which the unit file is made from, can't be read: site.yml writes it anew"]
     texts = (source, host.read(state.fragment_path))
     before, after = ([_without_hash(line) for line in text.splitlines()] for text in texts)
     # Only the name of a setting is shown: its value may be a secret.
@@ -225,6 +257,117 @@ def _without_hash(line: str) -> str:
     return re.sub(rf"({systemd.CONFIG_HASH_VARIABLE})=\S*", r"\1", line)
 
 
+def launch_row(intent: Intent, reality: Reality) -> Row:
+    """The launch script that the next start runs is the one that the release was made with."""
+    source = reality.host.read(str(intent.unit_source))
+    path = re.search(r"^ExecStart=(\S+)$", source, re.MULTILINE)
+    wanted = re.search(rf"^Environment={LAUNCH_HASH_VARIABLE}=([0-9a-f]{{64}})$", source, re.MULTILINE)
+    if not (path and wanted):
+        why = f"{intent.unit_source} names no launch script with its sha256"
+        return skipped_row("drift.launch", "the launch script as rendered", why, f"cat {intent.unit_source}")
+    try:
+        with open(reality.host.path(path[1]), "rb") as script:
+            seen = hashlib.sha256(script.read()).hexdigest()
+        cause = "" if seen == wanted[1] else "the launch script is not as it was rendered: site.yml writes it anew"
+    except OSError as error:
+        seen, cause = "", f"the launch script can't be read: {error.strerror}; site.yml writes it anew"
+    words = f"{path[1]} with sha256 {{}}".format
+    evidence = {"path": path[1], "wanted_sha256": wanted[1], "sha256": seen}
+    command = f"cat {path[1]}"
+    return _row("drift.launch", words(wanted[1][:12]), words(seen[:12] or "unknown"), cause, command, evidence)
+
+
+def packages_row(intent: Intent, reality: Reality) -> Row:
+    """The virtual environment holds what its lock file and our wheels brought, in their versions, and nothing else."""
+    venv = os.path.realpath(reality.host.path(str(intent.release)))
+    directory = os.path.dirname(venv)
+    lock = os.path.join(directory, "requirements.txt")
+    command = f"{intent.release}/bin/python -m pip list --format=freeze"
+    python = next((name for name in _names(os.path.join(venv, "lib")) if re.fullmatch(r"python3\.\d+", name)), "")
+    if not python:
+        cause = "there is no Python in the virtual environment: site.yml installs it anew"
+        return _row("drift.packages", "the packages of its lock file", "none", cause, f"ls -l {intent.release}/")
+    try:
+        with open(lock, encoding="utf-8") as text:
+            wanted = locked_packages(text.read(), python)
+        wanted |= _own_packages(directory)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"what was installed can't be read beside the virtual environment: {type(error).__name__}: {error}"
+        return skipped_row("drift.packages", "the packages of its lock file", why, f"ls -l {directory}")
+    seen = dict(_package(name) for name in _names(os.path.join(venv, "lib", python, "site-packages")) if _INFO in name)
+    wrong = [f"{name} is not installed, wanted {wanted[name]}" for name in sorted(set(wanted) - set(seen))]
+    for name in sorted(seen):
+        if name in wanted and not _same_version(seen[name], wanted[name]):
+            wrong.append(f"{name} is {seen[name]}, wanted {wanted[name]}")
+        elif name not in wanted and name not in _OF_THE_VENV:
+            wrong.append(f"{name} {seen[name]} is installed, wanted nothing")
+    cause = (
+        "somebody installed or removed packages: uninstall what is wanted nowhere; "
+        f"site.yml installs the others anew once {directory}/complete is removed"
+    )
+    words = f"{len(wanted)} packages"
+    evidence = {"lock": lock, "python": python, "installed": len(seen), "differing": wrong[:50]}
+    shown_words = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
+    return _row("drift.packages", words, shown_words or "all as locked", cause if wrong else "", command, evidence)
+
+
+_INFO = ".dist-info"
+
+
+def locked_packages(lock: str, python: str) -> dict[str, str]:
+    """Name -> version of the packages that a Python, such as python3.11, gets from a lock file."""
+    own = tuple(int(part) for part in python.removeprefix("python").split("."))
+    found = {}
+    for name, version, comparison, major, minor in _LOCKED.findall(lock):
+        older = comparison != "" and own < (int(major), int(minor))
+        if older == (comparison == "<"):
+            found[_normal(name)] = version
+    return found
+
+
+def _own_packages(directory: str) -> dict[str, str]:
+    """Name -> version of the wheels that were installed after those of the lock file, by their records."""
+    found = {}
+    for record in (name for name in _names(directory) if name.endswith(".json")):
+        with open(os.path.join(directory, record), encoding="utf-8") as text:
+            for one in json.load(text):
+                name, version = one["wheel"].split("-")[:2]
+                found[_normal(name)] = version
+    return found
+
+
+def _names(directory: str) -> list[str]:
+    """What is in a directory, nothing where there is none."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _package(directory: str) -> tuple[str, str]:
+    """Name and version of a package, from the name of its .dist-info directory."""
+    name, _dash, version = directory[: -len(_INFO)].partition("-")
+    return _normal(name), version
+
+
+def _normal(name: str) -> str:
+    """A package's name in one spelling."""
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether two versions are one: 1.0-1 and 1.0_1, 2026.01 and 2026.1."""
+    parts = [[int(part) if part.isdigit() else part for part in re.split(r"[-_.+]", text)] for text in (one, other)]
+    return parts[0] == parts[1]
+
+
+# Neither needs a process: what the next start would run.
+_DISK_ROWS: dict[str, t.Callable[[Intent, Reality], Row]] = {
+    "drift.launch": launch_row,
+    "drift.packages": packages_row,
+}
+
+
 def config_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
     """The process was started with the configuration that was rendered last: the intent's, or that of the unit file."""
     running = (reality.environment(state.main_pid) or {}).get(systemd.CONFIG_HASH_VARIABLE)
@@ -234,7 +377,8 @@ def config_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Ro
         return skipped_row("drift.config", "the configuration of the unit file", "the unit file has no hash", command)
     cause = "" if running == wanted else "the process was started with another configuration: restart it"
     seen = f"configuration {running or 'without a hash'}"
-    return _row("drift.config", f"configuration {wanted}", seen, cause, command)
+    evidence = {"main_pid": state.main_pid, "wanted_sha256": wanted, "sha256": running}
+    return _row("drift.config", f"configuration {wanted}", seen, cause, command, evidence)
 
 
 def _hash_on_disk(state: systemd.UnitState, host: Host) -> str | None:
@@ -248,7 +392,8 @@ def port_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
     foreign = foreign_listener(port, state.main_pid, reality.host) or ""
     seen = foreign or f"process {state.main_pid} of {intent.unit}"
     cause = "another server answers on this port" if foreign else ""
-    return _row("drift.port", f"port {port} held by {intent.unit}", seen, cause, f"ss -ltnp 'sport = :{port}'")
+    command, evidence = f"ss -ltnp 'sport = :{port}'", {"port": port, "main_pid": state.main_pid}
+    return _row("drift.port", f"port {port} held by {intent.unit}", seen, cause, command, evidence)
 
 
 def release_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
@@ -271,7 +416,8 @@ def release_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> R
     seen = ", ".join(sorted(mapped)) or "no library"
     seen += f"; mapped and replaced: {len(replaced)}, such as {replaced[0].strip()}" if replaced else ""
     command = f"grep -o '/.*site-packages' /proc/{state.main_pid}/maps | sort -u"
-    return _row("drift.release", wanted, seen, cause, command)
+    evidence = {"main_pid": state.main_pid, "mapped": sorted(mapped), "libraries": len(libraries)}
+    return _row("drift.release", wanted, seen, cause, command, {**evidence, "replaced": len(replaced)})
 
 
 def environment_row(intent: Intent, state: systemd.UnitState, reality: Reality) -> Row:
@@ -287,7 +433,8 @@ def environment_row(intent: Intent, state: systemd.UnitState, reality: Reality) 
     seen = "; ".join(wrong) or f"all {len(intent.environment)} as wanted"
     cause = "the process was started with another environment than the configured one" if wrong else ""
     command = f"systemctl show {intent.unit} --property=Environment,DropInPaths"
-    return _row("drift.environment", f"{len(intent.environment)} variables", seen, cause, command)
+    evidence = {"main_pid": state.main_pid, "compared": sorted(intent.environment), "not_asked_for": extra}
+    return _row("drift.environment", f"{len(intent.environment)} variables", seen, cause, command, evidence)
 
 
 def shown(name: str, value: t.Any) -> str:
@@ -308,9 +455,9 @@ def kernels_row(intent: Intent, _state: systemd.UnitState, reality: Reality) -> 
     wanted = f"active on every rank: {', '.join(intent.kernels)}"
     command = f"journalctl -u {intent.unit} -g dsv4_sm120"
     try:
-        text = reality.client.get(METRICS_PATH, 10.0).body.decode("utf-8", errors="replace")
+        text = reality.client.get(METRICS_PATH, ASK_S).body.decode("utf-8", errors="replace")
     except HttpError as error:
-        return _row("drift.kernels", wanted, "no answer", str(error), command)
+        return _row("drift.kernels", wanted, "no answer", str(error), command, {"timeout_s": ASK_S})
     ranks = _kernels_by_rank(text)
     expected = _expected_ranks(intent)
     parts, off, missing = [], [], []
@@ -323,13 +470,15 @@ def kernels_row(intent: Intent, _state: systemd.UnitState, reality: Reality) -> 
         elif kernel in intent.kernels and absent:
             missing.append(f"{kernel} on {', '.join(_rank_words(rank) for rank in absent)}")
     if not ranks:
-        return _row("drift.kernels", wanted, "nothing", _NO_PLUGIN, command)
+        return _row("drift.kernels", wanted, "nothing", _NO_PLUGIN, command, {"timeout_s": ASK_S})
     causes = []
     if off:
         causes.append(f"SGLang's own code does the work of {', '.join(off)}: the kernel failed its check at the start")
     if missing:
         causes.append(f"nothing is said of {'; '.join(missing)}: those processes did not load the plugin")
-    return _row("drift.kernels", wanted, "; ".join(parts), "; ".join(causes), command)
+    active = {name: sum(seen.values()) for name, seen in sorted(ranks.items())}
+    evidence = {"timeout_s": ASK_S, "active_ranks": active, "wanted_ranks": len(expected)}
+    return _row("drift.kernels", wanted, "; ".join(parts), "; ".join(causes), command, evidence)
 
 
 _NO_PLUGIN = "the engine says nothing about its kernels: their plugin is not loaded"
@@ -378,16 +527,17 @@ def server_rows(intent: Intent, reality: Reality) -> list[Row]:
     asked = [id for id in _SERVER_ROWS if _asked(id, intent)]
     if not asked:
         return []
-    url = f"{reality.client.base_url}{INFO_PATH}"
+    url, start = f"{reality.client.base_url}{INFO_PATH}", time.monotonic()
     try:
-        info = reality.client.get_json(INFO_PATH, 10.0)
+        info = reality.client.get_json(INFO_PATH, ASK_S)
         problem = "" if isinstance(info, dict) else "the answer is no JSON object"
     except HttpError as error:
         error.body = ""  # it may hold the key
         problem = str(error)
     if problem:
         command = curl_command(url, reality.key_file, "-o /dev/null -w '%{http_code}\\n'")
-        return [_row(id, "as intended", "no answer", problem, command) for id in asked]
+        said = ("as intended", "no answer", problem, command, {"timeout_s": ASK_S})
+        return [_timed(start, _row, id, *said) for id in asked]
     look = functools.partial(fields_command, url, reality.key_file)
     made = {
         "drift.arguments": lambda id: _fields_row(id, _fields(intent.arguments), info, look),
@@ -395,7 +545,8 @@ def server_rows(intent: Intent, reality: Reality) -> list[Row]:
         "drift.version": lambda id: _version_row(id, intent, info, look(["version"])),
         "drift.capacity": lambda id: _capacity_row(id, intent, info, look(["max_total_num_tokens"])),
     }
-    return [made[id](id) for id in asked]
+    # One answer is read for all of them, and its time is part of each.
+    return [_timed(start, made[id], id) for id in asked]
 
 
 def _fields(arguments: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
@@ -426,7 +577,7 @@ def _fields_row(
     cause = cause if wrong else ""
     if not wrong and not compared:
         cause = "the server reports none of these fields: another version, or another server"
-    evidence = {"compared": compared, "not_reported": unknown, "not_compared": secret}
+    evidence = {"timeout_s": ASK_S, "compared": compared, "not_reported": unknown, "not_compared": secret}
     return _row(id, f"{len(wanted)} settings", seen, cause, look(differing or unknown), evidence)
 
 
@@ -454,7 +605,8 @@ def _plain(value: t.Any) -> t.Any:
 def _version_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command: str) -> Row:
     seen = info.get("version")
     cause = "" if seen == intent.version else "the process runs another engine than the locked one"
-    return _row(id, f"SGLang {intent.version}", f"SGLang {str(seen)[:LONGEST_VALUE]}", cause, command)
+    evidence = {"timeout_s": ASK_S, "wanted": intent.version, "version": str(seen)[:LONGEST_VALUE]}
+    return _row(id, f"SGLang {intent.version}", f"SGLang {evidence['version']}", cause, command, evidence)
 
 
 def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command: str) -> Row:
@@ -463,7 +615,8 @@ def _capacity_row(id: str, intent: Intent, info: t.Mapping[str, t.Any], command:
     cause = (
         "" if enough else "the KV pool is smaller than planned: another process holds GPU memory, or the plan is wrong"
     )
-    return _row(id, f"at least {wanted} tokens of KV", f"{str(seen)[:LONGEST_VALUE]} tokens of KV", cause, command)
+    evidence = {"timeout_s": ASK_S, "wanted_tokens": wanted, "tokens": str(seen)[:LONGEST_VALUE]}
+    return _row(id, f"at least {wanted} tokens of KV", f"{evidence['tokens']} tokens of KV", cause, command, evidence)
 
 
 # The GPUs
@@ -475,7 +628,9 @@ def gpu_row(intent: Intent, reality: Reality) -> Row:
     command = " ".join(NVIDIA_SMI)
     wanted = f"only {intent.unit} on the GPUs"
     if status != 0:
-        return _row("drift.gpus", wanted, output.strip()[:200], "nvidia-smi does not answer", "dmesg | grep -i xid")
+        said, next_command = output.strip()[:200], "dmesg | grep -i xid"
+        evidence: dict[str, t.Any] = {"timeout_s": PROGRAM_S, "status": status}
+        return _row("drift.gpus", wanted, said, "nvidia-smi does not answer", next_command, evidence)
     owned, foreign = 0, []
     for line in output.splitlines():
         pid, _comma, rest = (part.strip() for part in line.partition(","))
@@ -491,4 +646,5 @@ def gpu_row(intent: Intent, reality: Reality) -> Row:
     if not foreign and not owned:
         cause = "no process of the engine is on a GPU"
     seen = "; ".join(foreign) or f"{owned} processes of {intent.unit}"
-    return _row("drift.gpus", wanted, seen, cause, command)
+    evidence = {"timeout_s": PROGRAM_S, "own_processes": owned, "other_processes": len(foreign)}
+    return _row("drift.gpus", wanted, seen, cause, command, evidence)

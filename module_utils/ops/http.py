@@ -156,6 +156,19 @@ def read_token(token: str | None = None, token_file: str | None = None) -> str |
     return token or None
 
 
+SITE = "ansible-playbook site.yml"
+
+
+def refusal(module: str, what: str, error: object) -> dict[str, str]:
+    """What a module fails with when it can't begin: msg, which ends with the next command, and next_command.
+
+    what says what was not done for it. A key file is site.yml's to write, everything else is an argument.
+    """
+    of_a_file = any(words in str(error) for words in ("the API key from", "the API key file"))
+    command = SITE if of_a_file else f"ansible-doc -t module {module}"
+    return {"msg": f"{what}: {error}\nnext command: {command}", "next_command": command}
+
+
 # A hung engine keeps a connection without a word.
 CURL = "curl -sS -m 60"
 

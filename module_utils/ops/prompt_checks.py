@@ -381,9 +381,10 @@ def prompt_row(target: Target, check: PromptCheck) -> Row:
 
 
 def bounds(check: PromptCheck) -> dict[str, t.Any]:
-    """The times that a question is held to; what was measured stands in its tries."""
+    """What was asked, what was wanted, and the times that a question is held to; what was measured is in its tries."""
     limits = {"timeout_s": check.timeout, "max_ttft_s": check.max_ttft_s, "max_gap_s": check.max_gap_s}
-    return {name: limit for name, limit in limits.items() if limit is not None}
+    held = {name: limit for name, limit in limits.items() if limit is not None}
+    return {"question": check.question()[:SEEN_CHARS], "expected": wanted_words(check.expect), **held}
 
 
 def shown_try(tries: t.Sequence[Try], wanted: int) -> Try:
@@ -467,9 +468,11 @@ def model_row(target: Target) -> Row:
         served = served_models(target.client, target.left(MODELS_TIMEOUT_S))
     except HttpError as error:
         seen, cause = "nothing", str(error)
+        evidence: dict[str, t.Any] = {"timeout_s": MODELS_TIMEOUT_S, "status": error.status}
     else:
         seen = ", ".join(served)[:SEEN_CHARS] or "no model"
         cause = "" if target.model in served else "another model or another server listens here"
+        evidence = {"timeout_s": MODELS_TIMEOUT_S, "status": 200, "served": list(served)[:20]}
     elapsed = time.monotonic() - start
     return Row(
         id=MODEL_ROW,
@@ -481,6 +484,7 @@ def model_row(target: Target) -> Row:
         next_command=curl_command(f"{target.client.base_url}/v1/models", target.key_file) if cause else "",
         passed=int(not cause),
         tried=1,
+        evidence=evidence,
     )
 
 
@@ -489,10 +493,13 @@ def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
     counted in passed/tried, never hidden. Without any answer only the requests can be judged."""
     result = []
     answered = any(one.answers for row in rows for one in row.tries)
+    # They have no request of their own: the longest time limit is that of the questions.
+    limit = max((row.evidence.get("timeout_s", 0.0) for row in rows), default=0.0)
     for id, (wanted, cause) in FAULTS.items():
         hits = [(row, fault) for row in rows for one in row.tries for fault in one.faults if fault.id == id]
         if not hits and not answered and (id != "request" or not rows):
-            result.append(skipped_row(f"answer.{id}", wanted, "no question was answered"))
+            why, evidence = "no question was answered", {"timeout_s": limit, "tries": 0}
+            result.append(skipped_row(f"answer.{id}", wanted, why, evidence=evidence))
             continue
         bad = [(row, fault) for row, fault in hits if not row.ok]
         tried = sum(row.tried for row in rows)
@@ -509,6 +516,12 @@ def fault_rows(rows: t.Sequence[Row]) -> list[Row]:
                 next_command=bad[0][0].next_command if bad else "",
                 passed=tried - touched,
                 tried=tried,
+                evidence={
+                    "timeout_s": limit,
+                    "tries": tried,
+                    "faulty_tries": touched,
+                    "rows": sorted({row.id for row, _fault in hits}),
+                },
             )
         )
     return result

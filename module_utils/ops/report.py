@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import tempfile
 import time
 import typing as t
@@ -71,9 +72,57 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def skipped_row(id: str, wanted: str, why: str, next_command: str = "", elapsed_s: float = 0.0) -> Row:
+def skipped_row(
+    id: str,
+    wanted: str,
+    why: str,
+    next_command: str = "",
+    elapsed_s: float = 0.0,
+    evidence: dict[str, t.Any] | None = None,
+) -> Row:
     """The row of a check that could not be judged."""
-    return Row(id, False, wanted, "not judged", elapsed_s, cause=why, next_command=next_command, skipped=True)
+    shown = evidence or {}
+    seen = "not judged"
+    return Row(id, False, wanted, seen, elapsed_s, cause=why, next_command=next_command, skipped=True, evidence=shown)
+
+
+def judged_before(reports: t.Sequence[t.Mapping[str, t.Any]]) -> list[Row]:
+    """The rows of reports that were made before, such as those of drift, to stand in one of today.
+
+    One row an id: of several servers' rows the worst counts (failed, then not judged), and its evidence names the unit.
+    Raises ValueError for what is no report.
+    """
+    worst: dict[str, Row] = {}
+    for report in reports:
+        try:
+            rows = [_row_of(row, report.get("unit")) for row in report["checks"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ValueError(f"before holds {str(report)[:80]!r}, wanted a report with checks ({said})") from None
+        for row in rows:
+            if row.id not in worst or _badness(row) > _badness(worst[row.id]):
+                worst[row.id] = row
+    return list(worst.values())
+
+
+def _row_of(given: t.Mapping[str, t.Any], unit: str | None) -> Row:
+    return Row(
+        str(given["id"]),
+        given["ok"] is True,
+        str(given["wanted"]),
+        str(given["seen"]),
+        float(given["elapsed_s"]),
+        cause=str(given["cause"]),
+        next_command=str(given["next_command"]),
+        passed=int(given["passed"]),
+        tried=int(given["tried"]),
+        skipped=given["skipped"] is True,
+        evidence={**given["evidence"], **({"unit": unit} if unit else {})},
+    )
+
+
+def _badness(row: Row) -> int:
+    return 2 if row.failed else int(row.skipped)
 
 
 def plain(value: t.Any, redacted: t.Callable[[str], str] = str) -> t.Any:
@@ -164,6 +213,13 @@ def write_problem(path: str) -> str:
     except (OSError, ValueError) as error:  # a NUL is a ValueError
         return f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
     return ""
+
+
+def unwritten(path: str, error: OSError) -> dict[str, str]:
+    """What a module fails with when its report can't be written: msg, which ends with the next command, and that."""
+    command = f"df -h {shlex.quote(os.path.dirname(path) or '.')}"
+    said = f"cannot write the report to {path}: {error.strerror}"
+    return {"msg": f"{said}\nnext command: {command}", "next_command": command}
 
 
 def write_text(path: str, text: str, mode: int = 0o644) -> None:

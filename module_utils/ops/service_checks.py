@@ -25,6 +25,7 @@ from .openai import CHAT_PATH, ChatAnswer, chat
 from .probe import Capacity
 from .prompt_checks import (
     MODES,
+    SEEN_CHARS,
     Fault,
     PromptCheck,
     Target,
@@ -46,6 +47,8 @@ from .report import Row, skipped_row
 
 # After the profile's time a look at the counters still gets so many seconds.
 LAST_LOOK_S = 2.0
+# Nor does one last longer than so many seconds.
+COUNTERS_S = 10.0
 # Bad request, content too large, unprocessable: the statuses that tell a client that its prompt is the problem.
 REFUSALS = (400, 413, 422)
 # A sentence of a long text has more words than this; a server that counts fewer tokens does not count.
@@ -125,7 +128,13 @@ class ToolCheck:
             passes,
             wanted=f"a call of {self.call['name']}, then {wanted_words(self.expect)}",
             next_command=next_command(target, first, shown_try(tries, passes)),
-            evidence={"timeout_s": self.timeout},
+            evidence={
+                "question": self.prompt[:SEEN_CHARS],
+                "call": dict(self.call),
+                "result": self.result[:SEEN_CHARS],
+                "expected": wanted_words(self.expect),
+                "timeout_s": self.timeout,
+            },
         )
 
     def once(self, target: Target) -> Try:
@@ -234,12 +243,13 @@ class NeedleCheck:
         if self.share_of_limit and not longest:
             url, names = f"{scene.engine.base_url}/server_info", ("max_total_num_tokens", "context_length")
             command = fields_command(url, scene.target.key_file, names)
-            return Row(
-                id, False, wanted, "no limit", 0.0, cause="the server does not report its limit", next_command=command
-            )
+            cause, evidence = "the server does not report its limit", {"timeout_s": self.timeout, "wanted_tokens": None}
+            return Row(id, False, wanted, "no limit", 0.0, cause=cause, next_command=command, evidence=evidence)
         size = self.tokens or int(self.share_of_limit * (longest or 0))
         if longest and size + self.max_tokens > longest:
-            return skipped_row(id, wanted, f"the longest request of this server is {longest} tokens")
+            evidence = {"timeout_s": self.timeout, "wanted_tokens": size, "longest_tokens": longest}
+            why = f"the longest request of this server is {longest} tokens"
+            return skipped_row(id, wanted, why, evidence=evidence)
         seed = self.seed if self.seed is not None else time.time_ns() % 1_000_000
         hidden = needles(self.needles, seed)
         try:
@@ -249,7 +259,7 @@ class NeedleCheck:
             sentences, fault = None, Fault("request", "whole", str(error), error.kind)
         if sentences is None:
             tries = [Try((fault,), (), time.monotonic() - start)]
-            return self._row(scene, id, wanted, tries, {"seed": seed, "wanted_tokens": size})
+            return self._row(scene, id, wanted, tries, {"timeout_s": self.timeout, "seed": seed, "wanted_tokens": size})
         text = haystack(sentences, hidden, seed)
         tries = []
         for needle in hidden:
@@ -396,6 +406,10 @@ class ConcurrentCheck:
             evidence={
                 "timeout_s": self.timeout,
                 "clients": len(self.cases),
+                "questions": [
+                    {"question": case["prompt"][:SEEN_CHARS], "expected": wanted_words(case["expect"])}
+                    for case in self.cases
+                ],
                 "wall_s": round(wall, 3),
                 "overlap": round(overlap, 2),
             },
@@ -456,6 +470,7 @@ class OverLongCheck:
                 if context
                 else "the server does not report its limit",
                 next_command=command,
+                evidence={"timeout_s": self.max_s, "context_length": context},
             )
         payload = {
             "model": scene.target.model,
@@ -490,7 +505,12 @@ class OverLongCheck:
             passed=int(not cause),
             tried=1,
             unanswered=unanswered,
-            evidence={"context_length": context, "status": status, "words": math.ceil(1.2 * context)},
+            evidence={
+                "timeout_s": self.max_s,
+                "context_length": context,
+                "status": status,
+                "words": math.ceil(1.2 * context),
+            },
         )
 
 
@@ -530,7 +550,7 @@ class CancelCheck:
         quiet = watch(scene.engine, lambda load: not load.busy, scene.target.left(self.settle_s))
         if not quiet.held:
             why = f"the server is busy with other requests: {quiet.last.words()}"
-            return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
+            return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start, evidence=self._limits())
         resting = quiet.last.used_tokens
         payload = {
             "model": scene.target.model,
@@ -546,7 +566,7 @@ class CancelCheck:
             begun = sum(1 for _event, _number in zip(filter(_carries_text, events), range(3)))
             if not begun:
                 why = "the answer ended before its client could leave"
-                return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
+                return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start, evidence=self._limits())
             if begun < 3:
                 cause = "it was not streamed: the server or a proxy holds the answer back until its end"
                 seen = f"an answer of {payload['max_tokens']} tokens that came in {begun} pieces"
@@ -564,6 +584,9 @@ class CancelCheck:
             return self._row(start, wanted, f"after {took:.1f} s {freed.last.words()}", cause, evidence, command)
         seen = f"{held.last.used_tokens - resting} tokens free after {took:.2f} s"
         return self._row(start, wanted, seen, "", evidence, "")
+
+    def _limits(self) -> dict[str, t.Any]:
+        return {"timeout_s": self.timeout, "window_s": self.window_s, "settle_s": self.settle_s}
 
     def _row(
         self,
@@ -586,7 +609,7 @@ class CancelCheck:
             passed=int(not cause),
             tried=1,
             unanswered=unanswered,
-            evidence=evidence,
+            evidence={**self._limits(), **evidence},
         )
 
 
@@ -623,10 +646,12 @@ class RestingCheck:
                 cause=str(error),
                 next_command=command,
                 tried=1,
+                evidence={"timeout_s": self.window_s, "status": error.status},
             )
         if not seen.held and seen.last.busy:
             why = f"the server is busy with other requests: {seen.last.words()}"
-            return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start)
+            evidence = {"timeout_s": self.window_s, "resting_tokens": resting, "samples": seen.as_list()}
+            return skipped_row(self.id, wanted, why, elapsed_s=time.monotonic() - start, evidence=evidence)
         cause = "" if seen.held else "requests have ended without giving their KV slots back: the pool leaks"
         return Row(
             self.id,
@@ -638,7 +663,7 @@ class RestingCheck:
             next_command=command if cause else "",
             passed=int(seen.held),
             tried=1,
-            evidence={"resting_tokens": resting, "samples": seen.as_list()},
+            evidence={"timeout_s": self.window_s, "resting_tokens": resting, "samples": seen.as_list()},
         )
 
     def _without_reading(self, scene: Scene, start: float, wanted: str, cause: str, command: str) -> Row:
@@ -655,8 +680,10 @@ class RestingCheck:
                 cause=str(error),
                 next_command=command,
                 tried=1,
+                evidence={"timeout_s": self.window_s, "status": error.status},
             )
-        return skipped_row(self.id, wanted, cause, command, time.monotonic() - start)
+        evidence = {"timeout_s": self.window_s, "resting_tokens": None}
+        return skipped_row(self.id, wanted, cause, command, time.monotonic() - start, evidence)
 
 
 @dataclass(frozen=True)
@@ -675,12 +702,15 @@ class CountersCheck:
         least = least_moved(rows)
         wanted = ", ".join(f"{name} +{least[name]}" for name in COUNTERS)
         command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}")
+        held = {"timeout_s": self.window_s, "wanted": least}
         if not any(least.values()):
-            return skipped_row(self.id, wanted, "no question of this run was answered", command)
+            return skipped_row(self.id, wanted, "no question of this run was answered", command, evidence=held)
         before = scene.counters
         if before is None:
             cause = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}; is enable-metrics set?"
-            return Row(self.id, False, wanted, "no counters", 0.0, cause=cause, next_command=command, tried=1)
+            return Row(
+                self.id, False, wanted, "no counters", 0.0, cause=cause, next_command=command, tried=1, evidence=held
+            )
         try:
             moved = self._watch(scene, before, least)
         except HttpError as error:
@@ -693,6 +723,7 @@ class CountersCheck:
                 cause=str(error),
                 next_command=command,
                 tried=1,
+                evidence={**held, "status": error.status},
             )
         behind = [name for name in COUNTERS if moved[name] < least[name]]
         cause = (
@@ -710,7 +741,7 @@ class CountersCheck:
             next_command=command if behind else "",
             passed=int(not behind),
             tried=1,
-            evidence={"moved": moved, "wanted": least},
+            evidence={**held, "moved": moved},
         )
 
     def _watch(self, scene: Scene, before: t.Mapping[str, float], least: t.Mapping[str, int]) -> dict[str, float]:
@@ -743,7 +774,8 @@ class EndpointsCheck:
         }
         wanted = f"each GET within {self.max_s:g} s"
         if not times:
-            return skipped_row(self.id, wanted, "no GET request was answered")
+            evidence = {"timeout_s": self.max_s, "max_s": self.max_s, "gets": {}}
+            return skipped_row(self.id, wanted, "no GET request was answered", evidence=evidence)
         slowest = max(times, key=lambda url: times[url][1])
         slow = sorted(url for url, (_count, longest) in times.items() if longest > self.max_s)
         cause = (
@@ -761,6 +793,7 @@ class EndpointsCheck:
             passed=int(not cause),
             tried=1,
             evidence={
+                "timeout_s": self.max_s,
                 "max_s": self.max_s,
                 "gets": {url: {"count": count, "longest_s": round(s, 3)} for url, (count, s) in sorted(times.items())},
             },
@@ -796,20 +829,20 @@ class SpeculationCheck:
         """
         start = time.monotonic()
         wanted = f"at least {self.min_tokens_per_step:g} tokens a step"
+        command = curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
+        held: dict[str, t.Any] = {"timeout_s": self.timeout, "min_tokens_per_step": self.min_tokens_per_step}
         if any(row.tries for row in rows) and not any(least_moved(rows).values()):
-            return skipped_row(self.id, wanted, "no question of this run was answered")
-        try:
-            if scene.counters is None:
-                cause, seen = (
-                    f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}",
-                    "no counters",
-                )
-                moved: dict[str, float] = {}
-            else:
+            return skipped_row(self.id, wanted, "no question of this run was answered", command, evidence=held)
+        moved: dict[str, float] = {}
+        seen = "no counters"
+        if scene.counters is None:
+            cause = f"before the first question: {scene.unread.get(METRICS_PATH, 'no reading')}"
+        else:
+            try:
                 moved = self._moved(scene, scene.counters)
                 cause, seen = self._judge(moved)
-        except HttpError as error:
-            cause, seen, moved = str(error), "no counters", {}
+            except HttpError as error:
+                cause, held["status"] = str(error), error.status
         return Row(
             self.id,
             not cause,
@@ -817,17 +850,15 @@ class SpeculationCheck:
             seen,
             time.monotonic() - start,
             cause=cause,
-            next_command=curl_command(f"{scene.engine.base_url}{METRICS_PATH}") + f" | grep {VERIFY_STEPS}"
-            if cause
-            else "",
+            next_command=command if cause else "",
             passed=int(not cause),
             tried=1,
-            evidence={"moved": moved},
+            evidence={**held, "moved": moved},
         )
 
     def _moved(self, scene: Scene, before: t.Mapping[str, float]) -> dict[str, float]:
         """How much the counters moved, with a long answer of our own where that was too little to judge."""
-        moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
+        moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(COUNTERS_S))))
         if moved[VERIFY_STEPS] < self.min_steps:
             payload = {
                 "model": scene.target.model,
@@ -836,7 +867,7 @@ class SpeculationCheck:
                 "temperature": 0,
             }
             chat(scene.target.client, payload, timeout=scene.target.left(self.timeout))
-            moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(10.0))))
+            moved = moved_since(before, read_counters(scene.engine, max(LAST_LOOK_S, scene.target.left(COUNTERS_S))))
         return moved
 
     def _judge(self, moved: t.Mapping[str, float]) -> tuple[str, str]:

@@ -332,18 +332,25 @@ def unbegun_report(
     profile: str,
     started: float,
     next_command: str = "ansible-playbook site.yml, which writes what a run needs",
+    before: t.Sequence[Row] = (),
 ) -> dict[str, t.Any]:
-    """The report of a run that could not begin: it must not leave an older report's verdict in force."""
-    row = Row("run.begin", False, "a run", "nothing was asked", 0.0, cause=why, next_command=next_command, tried=1)
+    """The report of a run that could not begin: it must not leave an older report's verdict in force.
+
+    before are rows of what was judged before it, which stand behind its own.
+    """
+    words, evidence = ("a run", "nothing was asked", 0.0), {"timeout_s": BUDGET_S.get(profile), "profile": profile}
+    row = Row("run.begin", False, *words, cause=why, next_command=next_command, tried=1, evidence=evidence)
     head = {"base_url": masked(base_url), "model": model, "profile": profile}
-    return plain(build_report([row], started, 0.0, **head))
+    return plain(build_report([row, *before], started, 0.0, **head))
 
 
-def stopped_report(words: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
+def stopped_report(
+    words: str, base_url: str, model: str, profile: str, started: float, before: t.Sequence[Row] = ()
+) -> dict[str, t.Any]:
     """The report of a run that a check before it forbade. words are that check's, with its "next command: " lines."""
     commands = _NEXT.findall(words)
     why = "; ".join(line for line in _NEXT.sub("", words).splitlines() if line.strip())
-    return unbegun_report(why, base_url, model, profile, started, commands[0] if commands else RUN_PLAY)
+    return unbegun_report(why, base_url, model, profile, started, commands[0] if commands else RUN_PLAY, before)
 
 
 def begun_report(path: str, base_url: str, model: str, profile: str, started: float) -> dict[str, t.Any]:
@@ -370,7 +377,11 @@ def guarded(id: str, check: t.Callable[[], list[Row]]) -> list[Row]:
     except Exception as error:
         cause = f"the check itself failed: {type(error).__name__}: {str(error)[:SEEN_CHARS]}"
         elapsed, command = time.monotonic() - start, "report this to those who maintain these checks"
-        return [Row(id, False, "a verdict", "no verdict", elapsed, cause=cause, next_command=command, tried=1)]
+        evidence = {"error": type(error).__name__}
+        seen = "no verdict"
+        return [
+            Row(id, False, "a verdict", seen, elapsed, cause=cause, next_command=command, tried=1, evidence=evidence)
+        ]
 
 
 def _steps(suite: Suite, scene: Scene) -> list[tuple[str, t.Callable[[], Row]]]:
@@ -393,12 +404,18 @@ def _unrun(id: str, done: t.Sequence[Row], target: Target, budget: float) -> Row
     if len(silent) == UNANSWERED_LIMIT and all(row.unanswered for row in silent):
         cause = f"the server was silent for {UNANSWERED_LIMIT} checks before"
         command = silent[-1].next_command
-        return Row(id, False, "an answer", "not asked", 0.0, cause=cause, next_command=command, unanswered=True)
+        return _not_asked(id, cause, command, budget, unanswered=True)
     if target.over:
         cause = f"the {budget:g} s of this profile were over; the slow checks are above"
         command = "journalctl -u 'sglang-*' -n 100 --no-pager"
-        return Row(id, False, "an answer", "not asked", 0.0, cause=cause, next_command=command)
+        return _not_asked(id, cause, command, budget)
     return None
+
+
+def _not_asked(id: str, cause: str, command: str, budget: float, unanswered: bool = False) -> Row:
+    evidence = {"profile_s": budget}
+    words = ("an answer", "not asked", 0.0)
+    return Row(id, False, *words, cause=cause, next_command=command, unanswered=unanswered, evidence=evidence)
 
 
 def _read_json(path: str) -> dict[str, t.Any]:

@@ -2,6 +2,7 @@
 """An OpenAI-compatible server with the shapes of SGLang 0.5.23 that misbehaves on request.
 
     python3 tests/fakes/openai_server.py --port 30001 --fault loop
+    python3 tests/fakes/openai_server.py --fault dies_at_start --line "RuntimeError: No CUDA GPUs are available"
 
 Without a fault it is healthy and answers the questions in ANSWERS. Every fault is one way in which real servers were
 seen to be wrong while /health said 200.
@@ -108,7 +109,8 @@ FAULTS = {
     "tool_as_text": "a tool call comes as text in the content",
     "tool_wrong_arguments": "a tool call has other arguments than asked",
     "tool_broken_arguments": "a tool call has arguments that are no JSON",
-    "not_ready": "the health endpoint says 503 for --start-seconds",
+    "not_ready": "a slow start: health and questions are answered 503 for --start-seconds",
+    "dies_at_start": "it dies at start, with each line of the log classifier's table that a dying engine prints",
     "shallow_health": "health says 200, questions are answered 503",
     "metrics_frozen": "the counters on /metrics stand still",
     "drafts_refused": "speculative decoding accepts none of its drafts",
@@ -121,6 +123,7 @@ FAULTS = {
     "thinking_always": "there is reasoning although thinking is off",
     "thinking_never": "there is no reasoning although thinking is on",
     "unicode_broken": "a stream cuts a character of several bytes and repairs both halves with U+FFFD",
+    "unicode_split": "a stream is cut inside characters of several bytes, and no byte is lost (no fault: it must pass)",
     "needle_lost": "a prompt above 2,048 tokens is answered with a number that is not in it",
     "prompt_cut": "a long prompt is cut to 2,048 tokens in silence",
     "sometimes_empty": "one of twenty answers is empty",
@@ -462,6 +465,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _event(self, data: str) -> None:
         raw = f"data: {data}\n\n".encode()
         pieces = [raw[i : i + 1] for i in range(len(raw))] if self.fake.bytewise else [raw]
+        if self.fake.fault == "unicode_split":
+            pieces = _cut_inside_characters(raw)
         for piece in pieces:
             self._chunk(piece)
 
@@ -489,6 +494,12 @@ class _Handler(BaseHTTPRequestHandler):
 def prompt_length(request: dict[str, t.Any]) -> int:
     """Tokens of a prompt, at one a word and a few for the template."""
     return 10 + sum(len(str(message.get("content", "")).split()) for message in request["messages"])
+
+
+def _cut_inside_characters(raw: bytes) -> list[bytes]:
+    """UTF-8 in pieces, each of which but the first begins in the middle of a character."""
+    cuts = [index for index in range(1, len(raw)) if 0x80 <= raw[index] < 0xC0]
+    return [raw[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
 
 
 def _halved(value: t.Any) -> t.Any:
@@ -671,7 +682,11 @@ def main() -> None:
     parser.add_argument("--fault", choices=sorted(FAULTS), default="none")
     parser.add_argument("--after", type=int, default=0, help="questions before fault 'hang' begins")
     parser.add_argument("--start-seconds", type=float, default=0.0, help="length of fault 'not_ready'")
+    parser.add_argument("--line", default="", help="what fault 'dies_at_start' prints before it ends with status 1")
     arguments = parser.parse_args()
+    if arguments.fault == "dies_at_start":
+        sys.stderr.write(f"Load weight begin.\n{arguments.line}\n")
+        raise SystemExit(1)
     FakeServer(arguments.fault, arguments.port, arguments.after, arguments.start_seconds).serve()
 
 

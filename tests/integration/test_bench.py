@@ -107,6 +107,7 @@ def test_the_progress_names_each_level(host: SiteHost, fetched: Path) -> None:
     assert "TASK [sglang_bench : Measure 1 of 1: C=2, context 0, 4 requests" in run.output
     line = r"C=2, context 0: [\d.]+ tok/s, TTFT p50 [\d.]+ ms, TPOT p50 [\d.]+ ms, 4 requests in"
     assert re.search(line, " ".join(run.output.split()))
+    assert f"[{'#' * 24}] 1 of 1 levels" in run.output
 
 
 def test_a_second_client_is_contention_and_is_said(host: SiteHost, fetched: Path) -> None:

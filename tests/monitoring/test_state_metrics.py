@@ -167,6 +167,9 @@ def test_a_real_report_of_a_failed_smoke_test_is_read(state, tmp_path):
     assert seen[f"ops_smoke_timestamp_seconds{{{labels}}}"] == 1764460800
     for name in ("passed", "failed", "skipped"):
         assert seen[f'ops_smoke_checks{{{labels},result="{name}"}}'] == 1
+    assert seen[f"ops_smoke_failed_tries{{{labels}}}"] == 0
+    reports.write_report(str(tmp_path / "smoke.json"), {**report, "failed_tries": 3})
+    assert state()[f"ops_smoke_failed_tries{{{labels}}}"] == 3
     verdicts = {name: value for name, value in seen.items() if name.startswith("ops_smoke_check_ok")}
     assert verdicts == {
         f'ops_smoke_check_ok{{{labels},check="prompt.capital"}}': 1,

@@ -228,7 +228,9 @@ def test_router_understands_the_launch_line(rendered, router, path, tmp_path):
     assert parsed["api_key"] is None
 
 
-@pytest.mark.parametrize(("topology", "ids"), [("unified", []), ("replicas", []), ("disaggregated", ["2k", "32k"])])
+@pytest.mark.parametrize(
+    ("topology", "ids"), [("unified", ["2k"]), ("replicas", ["2k"]), ("disaggregated", ["2k", "32k"])]
+)
 def test_prefill_and_decode_apart_are_never_proven_without_a_long_text(rendered, topology, ids):
     suite = suite_of(rendered[f"production-{topology}-gpu1"]["checks"])
     assert [check.id for check in suite.of("quick").needles] == ids

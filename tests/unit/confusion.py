@@ -172,6 +172,8 @@ OWN = {
     "metrics.counters",
     "speculation.accepted",
 }
+# What the readiness core says, before anything is asked; no row of a report.
+NOT_READY = {"ready.generation"}
 STREAMED = ASKED - {"prompt.steady", "needle.2k"}
 ONCE_MORE = STREAMED - {"prompt.first_token", "concurrent.capitals", "concurrent.tools"}
 TOOLS = {"prompt.tool", "tool.weather", "concurrent.tools"}
@@ -179,9 +181,10 @@ TEXT = ASKED - {"prompt.tool", "concurrent.tools"}
 PARIS = {"prompt.capital", "prompt.thinking", "prompt.not_thinking", "prompt.first_token", "prompt.sampled"}
 JSON = {"prompt.json", "prompt.json_unsaid"}
 CUT = {"prompt.cut"}
-REFUSED = {*ASKED, "answer.request", "limits.over_long", "kv.cancelled_client"}
+UNANSWERED = {*ASKED, "answer.request", "limits.over_long", "kv.cancelled_client"}
+REFUSED = {*NOT_READY, *UNANSWERED}
 
-# Fault of the server -> the rows that must fail, and no other.
+# Fault of the server -> the rows that must fail, and no other. Ready is what generates a token, right or wrong.
 CAUGHT: dict[str, set[str]] = {
     "none": set(),
     "empty": {*ASKED, "answer.expected", "answer.non_empty", "answer.finish_reason", "answer.usage"},
@@ -203,17 +206,19 @@ CAUGHT: dict[str, set[str]] = {
         "answer.expected",
     },
     "error_text": {*TEXT - CUT, "answer.expected"},
-    "error_object": {*ASKED, "answer.request"},
+    "error_object": {*NOT_READY, *ASKED, "answer.request"},
     "error_in_stream": {*STREAMED, "answer.request"},
-    "not_json": {*ASKED, "answer.request"},
+    "not_json": {*NOT_READY, *ASKED, "answer.request"},
     "refused": REFUSED,
     "overloaded": REFUSED,
+    "not_ready": REFUSED,
+    "dies_at_start": {*REFUSED, "server.model", "kv.resting_level"},
     "shallow_health": REFUSED,
     "hang": {*REFUSED, "kv.resting_level"},
     "slow_trickle": {*STREAMED, "answer.request"},
     "wrong_model": {"server.model"},
-    "content_parts": {*ASKED, "kv.cancelled_client", "answer.request"},
-    "usage_as_list": {*ASKED, "answer.request"},
+    "content_parts": {*NOT_READY, *ASKED, "kv.cancelled_client", "answer.request"},
+    "usage_as_list": {*NOT_READY, *ASKED, "answer.request"},
     "usage_differs": {*ONCE_MORE - {"tool.weather"}, "answer.usage"},
     "denied_number": {"prompt.product", "answer.expected"},
     "control_characters": {*TEXT - CUT, "answer.markers", "answer.expected"},
@@ -226,8 +231,8 @@ CAUGHT: dict[str, set[str]] = {
     "metrics_nan": {"metrics.counters", "speculation.accepted"},
     "loads_negative": {"kv.cancelled_client", "kv.resting_level"},
     "loads_empty": {"kv.cancelled_client", "kv.resting_level"},
-    "no_usage": {*ASKED, "answer.usage"},
-    "zero_usage": {*ASKED, "answer.usage"},
+    "no_usage": {*NOT_READY, *ASKED, "answer.usage"},
+    "zero_usage": {*NOT_READY, *ASKED, "answer.usage"},
     "cut": {*ASKED - CUT, "answer.finish_reason"},
     "aborted": {*ASKED, "answer.finish_reason"},
     "no_finish_reason": {*ASKED, "answer.finish_reason"},
@@ -244,6 +249,7 @@ CAUGHT: dict[str, set[str]] = {
     "json_as_prose": {*JSON, "answer.expected"},
     "thinking_always": {"prompt.not_thinking", *CUT, "answer.reasoning", "answer.non_empty", "answer.expected"},
     "thinking_never": {"prompt.thinking", "answer.reasoning"},
+    "unicode_split": set(),
     "unicode_broken": {"prompt.unicode", "answer.same_when_streamed", "answer.expected", "answer.markers"},
     "needle_lost": {"needle.2k", "answer.expected"},
     "prompt_cut": {"needle.2k", "answer.prompt_size", "answer.usage"},
@@ -275,7 +281,7 @@ CAUGHT: dict[str, set[str]] = {
     "stop_when_cut": {*CUT, "answer.finish_reason"},
     "max_tokens_ignored": {*CUT, "answer.finish_reason", "answer.usage"},
     "stop_ignored": {"prompt.stopped", "answer.expected"},
-    "usage_halved": {*ASKED - {"prompt.product", "prompt.steady"}, "answer.usage"},
+    "usage_halved": {*NOT_READY, *ASKED - {"prompt.product", "prompt.steady"}, "answer.usage"},
     "usage_doubled": {*CUT, "metrics.counters", "answer.usage"},
     "talks_on": {*TEXT - CUT, "answer.expected", "answer.markers"},
     "other_model_answers": {*ASKED, "answer.model"},
@@ -286,11 +292,9 @@ CAUGHT: dict[str, set[str]] = {
     "nan_stop": {*ASKED, "answer.finish_reason"},
     "tool_without_id": {*TOOLS, "answer.expected"},
 }
-# Seen by the readiness probe alone: questions are answered right as soon as they are answered.
-NOT_THE_ANSWERS = {"not_ready"}
-
-# Columns of the table, with the rows of a report that belong to them.
+# Columns of the table, with the rows of a report that belong to them; "ready" is the word of the readiness core.
 COLUMNS: dict[str, str] = {
+    "ready": "ready.",
     "server": "server.",
     "prompt": "prompt.",
     "tool": "tool.",
@@ -306,7 +310,7 @@ COLUMNS: dict[str, str] = {
 
 def table() -> str:
     """The confusion table as Markdown: one row a fault, one column a group of checks."""
-    ids = {*ASKED, *OWN, "server.model", *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
+    ids = {*NOT_READY, *ASKED, *OWN, "server.model", *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
     lines = [f"| the server's fault | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
     for fault, rows in CAUGHT.items():
         cells = []

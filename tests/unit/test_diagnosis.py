@@ -7,6 +7,8 @@ import importlib.util
 import typing as t
 from pathlib import Path
 
+from ops.journal_causes import UNKNOWN, classify
+
 FILE = Path(__file__).parents[2] / "filter_plugins" / "diagnosis.py"
 spec = importlib.util.spec_from_file_location("diagnosis", FILE)
 assert spec and spec.loader
@@ -80,6 +82,24 @@ def test_without_a_deeper_cause_the_first_that_failed_is_it() -> None:
         [{"item": {"unit": UNIT}, "msg": "no key"}], [], [{**drift(), "report": {}}], {"msg": "x"}
     )
     assert (unasked["cause"], unasked["follow"]) == ("no key", [])
+
+
+def test_an_unknown_error_is_shown_with_its_line_and_a_known_one_by_its_cause() -> None:
+    lines = [
+        ("[2026-11-30 09:00:00] ERROR SGLANG_API_KEY=sk-s3cr3t", 6),
+        ("KeyError: 'model.layers.0'", 6),
+        ("KeyError: 'model.layers.0'", 6),
+        ("Triton kernel 'decode_fwd_kernel' took 1.97 s to compile after serving started.", 6),
+    ]
+    seen = [finding.as_dict() for finding in classify(lines)]
+    unknown = "an error that is not in the table of known causes"
+    words = plugin.journal_words([{**server(), "warnings_seen": seen}, server(), {**server(), "warnings_seen": seen}])
+    assert words == [
+        f"{unknown}: [2026-11-30 09:00:00] ERROR SGLANG_API_KEY (hidden: it may hold a secret)",
+        f"{unknown}: KeyError: 'model.layers.0'",
+        "a kernel was compiled while requests waited; it happens once for each cache of /var/cache/sglang",
+    ]
+    assert plugin.UNKNOWN == UNKNOWN
 
 
 def test_all_is_well() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import re
 import sys
+import time
 import types
 import typing as t
 from pathlib import Path
@@ -317,6 +319,88 @@ def test_prometheus_query_info_refuses_a_bad_url(run_module: RunModule) -> None:
 
 
 # All of them
+
+NOBODY = "http://127.0.0.1:1"
+QUESTION = {"id": "a", "prompt": "2+2?", "expect": {"kind": "integer", "value": 4}}
+LEVEL = {"concurrency": 1, "context": 0, "output_tokens": 8, "requests": 1}
+MEASURE = {"step": "measure", "model": "m", "model_path": "/m", "python": "/p", "level": LEVEL, "run_id": "r"}
+MANIFEST = {"files": {"config.json": {"size": 2, "sha256": "0" * 64}}}
+# Every module that asks a URL: the arguments of a call whose server is not there, the argument that is the URL, and
+# what the module says of it.
+ASKING: dict[str, tuple[dict[str, t.Any], str]] = {
+    "model_files": ({"path": "/nonexistent/m", "manifest": MANIFEST, "url": NOBODY}, "url"),
+    "prometheus_query_info": ({"url": NOBODY, "query": "up"}, "url"),
+    "sglang_bench": ({**MEASURE, "engine_url": NOBODY, "deadline": time.time() + 600}, "engine_url"),
+    "sglang_drain": ({"base_url": NOBODY, "timeout": 5}, "base_url"),
+    "sglang_drift": ({"base_url": NOBODY, "intent": {"unit": UNIT, "version": "0.5.23"}}, "base_url"),
+    "sglang_ready": ({"base_url": NOBODY, "unit": UNIT, "timeout": 1, "max_wait": 1}, "base_url"),
+    "sglang_router_worker": ({"router_url": NOBODY, "url": NOBODY, "timeout": 1}, "router_url"),
+    "sglang_smoke": ({"base_url": NOBODY, "model": "m", "checks": {"prompts": [QUESTION]}}, "base_url"),
+}
+
+
+def test_every_module_with_a_url_is_tried_without_its_server() -> None:
+    urls = re.compile(r'^ +"(?:\w+_)?url": \{', re.MULTILINE)
+    found = {path.stem for path in (ROOT / "library").glob("*.py") if urls.search(path.read_text(encoding="utf-8"))}
+    assert found == set(ASKING)
+
+
+def told(
+    run_module: RunModule, name: str, tmp_path: Path, url: str | None = None, **options: t.Any
+) -> dict[str, t.Any]:
+    """The result of a module whose server is not there, on a host where the unit is about to start."""
+    systemd = ScriptedSystemd({**STARTING, "InactiveExitTimestampMonotonic": "1000000"}, now=10.0)
+
+    def patch(module: types.ModuleType) -> None:
+        if name == "sglang_ready":
+            module.Watch = functools.partial(module.Watch, runner=systemd.run, clock=systemd.clock, sleep=systemd.sleep)
+        if name == "sglang_drift":
+            module.Reality = functools.partial(module.Reality, runner=systemd.run)
+
+    arguments, parameter = ASKING[name]
+    if name == "model_files":
+        options |= {"path": str(tmp_path / "model"), "state_path": str(tmp_path / "state.json")}
+    return run_module(name, {**arguments, **({parameter: url} if url else {}), **options}, False, patch)
+
+
+# A router that does not run takes all servers in when it starts: nothing is wrong.
+@pytest.mark.parametrize("name", [name for name in ASKING if name != "sglang_router_worker"])
+def test_an_unreachable_server_is_told_with_url_time_and_next_command(
+    run_module: RunModule, name: str, tmp_path: Path
+) -> None:
+    result = told(run_module, name, tmp_path)
+    # A benchmark goes on with its next level, a drain with the stop that it stands before.
+    assert bool(result.get("failed")) != (name in ("sglang_bench", "sglang_drain")), result
+    text = " ".join(result["row"]["why"]) if name == "sglang_bench" else result["msg"]
+    assert NOBODY in text
+    assert re.search(r"(after|looked at for) \d+\.\d+ s", text), text
+    assert re.search(r"next command: \S", text), text
+
+
+def test_a_router_that_refuses_is_told_with_url_time_and_next_command(run_module: RunModule, tmp_path: Path) -> None:
+    with FakeServer() as fake:
+        result = told(run_module, "sglang_router_worker", tmp_path, fake.base_url)
+    assert result["failed"]
+    assert re.search(rf"GET {fake.base_url}/\w+: status 404 Not Found after \d+\.\d+ s", result["msg"]), result["msg"]
+    assert result["msg"].endswith(f"next command: {result['next_command']}")
+
+
+@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("url", ["nonsense", "http://h:0", "http://user:s3cr3t@h:1"])
+def test_a_bad_url_is_told_with_the_next_command(run_module: RunModule, name: str, url: str, tmp_path: Path) -> None:
+    result = told(run_module, name, tmp_path, url)
+    assert bool(result.get("failed")) != (name == "sglang_drain"), result
+    assert re.search(r"next command: \S", result["msg"]), result["msg"]
+    assert "s3cr3t" not in result["msg"]
+
+
+@pytest.mark.parametrize("name", ["sglang_bench", "sglang_drift", "sglang_ready", "sglang_smoke"])
+def test_a_key_that_cannot_be_read_is_for_site_yml_to_write(run_module: RunModule, name: str, tmp_path: Path) -> None:
+    for key, words in ((str(tmp_path / "none"), "No such file"), (os.devnull, "is empty")):
+        result = told(run_module, name, tmp_path, api_key_file=key)
+        assert result["failed"] and words in result["msg"]
+        assert result["next_command"] == "ansible-playbook site.yml"
+        assert result["msg"].endswith(f"next command: {result['next_command']}")
 
 
 @pytest.mark.parametrize(

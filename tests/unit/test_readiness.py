@@ -4,16 +4,20 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 import typing as t
+from pathlib import Path
 
 import pytest
 from ops.host import Host
 from ops.http import Client
-from ops.journal_causes import CAUSES, Cause
+from ops.journal_causes import CAUSES, Cause, quotable
 from ops.probe import ANSWERING, REFUSED, Answer, Capacity
 from ops.probe import STARTING as NOT_ANSWERING
 from ops.readiness import FAILED, READY, Readiness, Watch, phase_of, stuck_processes
 from ops.readiness import STARTING as STILL_STARTING
+from process_unit import ProcessUnit
 from scripted_systemd import RUNNING, STARTING, ScriptedSystemd
 
 UNIT = "engine.service"
@@ -157,6 +161,47 @@ def test_an_engine_that_dies_with_a_known_line_is_explained_by_it(row: Cause) ->
     assert (seen.status, systemd.now) == (FAILED, 7)
     assert seen.cause and (seen.cause.id, seen.cause.severity) == (row.id, "fatal")
     assert seen.cause.next_command and seen.cause.variable
+
+
+FAKE = str(Path(__file__).parents[1] / "fakes" / "openai_server.py")
+
+
+def dying(line: str) -> Readiness:
+    """What is said of a server, as a process of its own, that prints a line and ends."""
+    argv = [sys.executable, FAKE, "--fault", "dies_at_start", "--line", line]
+    with ProcessUnit(UNIT, argv) as unit:
+        return Watch(UNIT, Client("http://127.0.0.1:1"), 0, runner=unit.run, sleep=lambda _s: time.sleep(0.02)).wait(60)
+
+
+@pytest.mark.parametrize("row", [row for row in CAUSES if row.severity == "fatal"], ids=lambda row: row.id)
+def test_a_process_that_dies_with_a_known_line_is_explained_by_it(row: Cause) -> None:
+    seen = dying(row.sample)
+    assert (seen.status, seen.unit.exec_main_status) == (FAILED, 1)
+    assert seen.cause and (seen.cause.id, seen.cause.severity) == (row.id, "fatal")
+    assert seen.cause.line == quotable(row.sample)
+    assert seen.cause.next_command and seen.cause.variable
+
+
+def test_a_process_that_dies_with_an_unknown_line_shows_it() -> None:
+    seen = dying("KeyError: 'model.layers.0'")
+    assert (seen.status, seen.cause and (seen.cause.id, seen.cause.line)) == (
+        FAILED,
+        ("unknown", "KeyError: 'model.layers.0'"),
+    )
+
+
+def test_a_process_that_starts_slowly_is_neither_ready_nor_failed() -> None:
+    argv = [sys.executable, "-c", "import time; print('Load weight begin.', flush=True); time.sleep(60)"]
+    with ProcessUnit(UNIT, argv) as unit:
+        watch = Watch(UNIT, Client("http://127.0.0.1:1"), 0, runner=unit.run, sleep=lambda _s: time.sleep(0.02))
+        seen = watch.wait(2)
+        while seen.phase == "importing libraries":
+            seen = watch.wait(2)
+    assert (seen.status, seen.phase, seen.detail) == (
+        STILL_STARTING,
+        "loading weights",
+        "nothing listens on the port yet",
+    )
 
 
 def test_a_line_of_a_dying_engine_ends_the_wait_though_the_unit_lives_on() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confusion import ASKED, CAUGHT, NOT_THE_ANSWERS, OWN, PAGE, data, page_with_table, suite
+from confusion import ASKED, CAUGHT, NOT_READY, OWN, PAGE, data, page_with_table, suite
 from openai_server import FAULTS, MODEL, FakeServer
 from ops.engine_load import parse_counters
 from ops.http import Client, HttpError
+from ops.probe import ask, wait_until_answering
 from ops.prompt_checks import FAULTS as ANSWER_FAULTS
 from ops.report import exposition, failure_text, summary_text, write_report
 from ops.smoke import BUDGET_S, Suite, SuiteError, begun_report, main, run, stopped_report, suite_of
@@ -37,15 +39,26 @@ def row_of(report: dict[str, t.Any], id: str) -> dict[str, t.Any]:
 
 
 def test_every_fault_of_the_server_is_in_the_table() -> None:
-    assert set(CAUGHT) | NOT_THE_ANSWERS == set(FAULTS)
+    assert set(CAUGHT) == set(FAULTS)
+
+
+@contextlib.contextmanager
+def faulty(fault: str) -> t.Iterator[str]:
+    """The URL of a server with a fault: a slow start that has not ended, and nobody where it died at start."""
+    with FakeServer(fault, start_seconds=600 if fault == "not_ready" else 0) as fake:
+        if fault != "dies_at_start":
+            yield fake.base_url
+    if fault == "dies_at_start":
+        yield fake.base_url
 
 
 @pytest.mark.parametrize("fault", CAUGHT)
 def test_faults_are_caught_by_the_rows_that_should(fault: str) -> None:
-    with FakeServer(fault) as fake:
-        report = full(fake)
-    assert set(report["failed"]) == CAUGHT[fault], json.dumps(report, indent=1)
-    assert report["ok"] == (not CAUGHT[fault])
+    with faulty(fault) as url:
+        report = run(Client(url), MODEL, suite(), "full")
+    rows = CAUGHT[fault] - NOT_READY
+    assert set(report["failed"]) == rows, json.dumps(report, indent=1)
+    assert report["ok"] == (not rows)
     for row in report["checks"]:
         assert bool(row["cause"]) == (not row["ok"]), row["id"]
         assert bool(row["next_command"]) == (row["id"] in report["failed"]) or row["skipped"], row["id"]
@@ -53,14 +66,24 @@ def test_faults_are_caught_by_the_rows_that_should(fault: str) -> None:
         assert row["wanted"]
 
 
-@pytest.mark.parametrize("fault", sorted(NOT_THE_ANSWERS))
-def test_faults_beside_the_answers_leave_them_right(fault: str) -> None:
-    with FakeServer(fault) as fake:
+@pytest.mark.parametrize("fault", CAUGHT)
+def test_faults_that_readiness_sees(fault: str) -> None:
+    with faulty(fault) as url:
+        answer = ask(Client(url), timeout=0.8)
+    assert answer.ok == (not CAUGHT[fault] & NOT_READY), answer.detail
+
+
+def test_a_slow_start_is_waited_for_and_then_right() -> None:
+    said: list[str] = []
+    with FakeServer("not_ready", start_seconds=0.5) as fake:
+        assert wait_until_answering(Client(fake.base_url), 60, say=said.append) == 0
         assert full(fake)["ok"]
+    assert said[0].endswith("the port is open, the engine says it is not ready (503)")
+    assert said[-1].startswith("ready after ")
 
 
 def test_every_row_can_fail() -> None:
-    rows = {"server.model", *ASKED, *OWN, *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
+    rows = {*NOT_READY, "server.model", *ASKED, *OWN, *(f"answer.{fault}" for fault in ANSWER_FAULTS)}
     assert set().union(*CAUGHT.values()) == rows
 
 
@@ -120,12 +143,32 @@ def test_every_endpoint_has_its_time_in_the_report() -> None:
         assert row["next_command"].startswith(f"curl -sS -m 60 {fake.base_url}/metrics -o /dev/null")
 
 
-def test_questions_state_the_times_that_they_are_held_to() -> None:
+def test_questions_state_what_was_asked_and_the_times_that_they_are_held_to() -> None:
     with FakeServer() as fake:
         report = full(fake, suite(timeout=20.0))
-    assert row_of(report, "prompt.first_token")["evidence"] == {"timeout_s": 20, "max_ttft_s": 5, "max_gap_s": 5}
+    assert row_of(report, "prompt.first_token")["evidence"] == {
+        "question": "What is the capital of France?",
+        "expected": "word: Paris",
+        "timeout_s": 20,
+        "max_ttft_s": 5,
+        "max_gap_s": 5,
+    }
     for id in ("prompt.capital", "tool.weather", "concurrent.capitals", "needle.2k"):
         assert row_of(report, id)["evidence"]["timeout_s"] == 20
+    assert row_of(report, "tool.weather")["evidence"]["call"]["name"] == "weather"
+    assert row_of(report, "concurrent.capitals")["evidence"]["questions"][0]["expected"] == "word: Berlin"
+    assert row_of(report, "server.model")["evidence"] == {"timeout_s": 10, "status": 200, "served": [MODEL]}
+    assert row_of(report, "answer.loop")["evidence"]["faulty_tries"] == 0
+
+
+@pytest.mark.parametrize("fault", ["none", "refused", "loads_missing", "metrics_missing", "not_json", "dies_at_start"])
+def test_every_row_that_was_judged_states_its_time_limit(fault: str) -> None:
+    """Rows that were not asked for lack of an answer name the profile's time."""
+    with faulty(fault) as url:
+        report = run(Client(url), MODEL, suite(), "full")
+    for row in report["checks"]:
+        limit = "profile_s" if row["seen"] == "not asked" else "timeout_s"
+        assert row["evidence"].get(limit, 0) > 0, (row["id"], row["evidence"])
 
 
 def test_a_check_that_breaks_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from confusion import data
 from openai_server import MODEL, FakeServer
+from ops.answers import judge
+from ops.report import exposition
 from ops.smoke import suite_of
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,44 @@ def test_what_stops_a_run_is_its_verdict(run_module: RunModule, tmp_path: Path) 
         "not ready: x.service hangs",
         "systemctl restart x.service",
     )
+
+
+def drift(unit: str, **changes: t.Any) -> dict[str, t.Any]:
+    """A report of drift with one row."""
+    row = {"id": "drift.unit", "wanted": "active", "seen": "active", "elapsed_s": 0.1, "evidence": {"timeout_s": 30}}
+    row |= {"ok": True, "skipped": False, "cause": "", "next_command": "", "passed": 1, "tried": 1, "tries": []}
+    return {"unit": unit, "ok": True, "checks": [row | changes]}
+
+
+RED = {"ok": False, "cause": "edited", "next_command": "systemctl cat b", "passed": 0}
+
+
+def test_what_was_judged_before_is_in_the_report_and_its_verdict(run_module: RunModule, tmp_path: Path) -> None:
+    with FakeServer() as fake:
+        green = smoke(run_module, fake, before=[drift("a"), drift("b")])
+        red = smoke(run_module, fake, before=[drift("a"), drift("b", **RED)], report_path=str(tmp_path / "smoke.json"))
+    assert green["report"]["checks"][0] == drift("b")["checks"][0] | {
+        "ttft_s": None,
+        "evidence": {"timeout_s": 30, "unit": "a"},
+    }
+    assert green["report"]["passed"] == len(green["report"]["checks"])
+    assert (red["failed"], red["report"]["failed"]) == (True, ["drift.unit"])
+    assert red["report"]["checks"][0]["evidence"]["unit"] == "b"
+    assert "drift.unit: wanted 'active'" in red["msg"]
+    assert exposition("x", json.loads((tmp_path / "smoke.json").read_text()), 0).count('check="drift.unit"} 0\n') == 1
+
+
+def test_drift_that_stops_a_run_has_its_rows_in_the_report(run_module: RunModule, tmp_path: Path) -> None:
+    path = tmp_path / "smoke.json"
+    with FakeServer() as fake:
+        smoke(run_module, fake, report_path=str(path), stopped="drift: edited", before=[drift("b", **RED)])
+        assert fake.questions == 0
+    report = json.loads(path.read_text())
+    assert report["failed"] == ["run.begin", "drift.unit"]
+    with FakeServer() as fake:
+        result = smoke(run_module, fake, report_path=str(path), before=[{"unit": "b"}])
+        assert fake.questions == 0
+    assert "before holds" in result["msg"] and "wanted a report with checks" in result["msg"]
 
 
 def test_the_engine_may_be_elsewhere(run_module: RunModule) -> None:
@@ -135,8 +175,28 @@ def test_bad_arguments_are_refused(run_module: RunModule, options: dict[str, t.A
 def test_the_checks_of_a_model_are_usable(path: Path) -> None:
     checks = suite_of(yaml.safe_load(path.read_text(encoding="utf-8"))["checks"])
     assert len(checks.of("quick").prompts) >= 2
-    assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent)
+    assert all(len(concurrent.cases) >= 16 for concurrent in checks.concurrent if concurrent.profile != "quick")
+    assert any(len(concurrent.cases) >= 16 for concurrent in checks.of("full").concurrent)
     assert any(needle.tokens > 2048 for needle in checks.of("full").needles)
+
+
+def test_the_quick_proof_of_the_production_model_holds_one_of_each_kind() -> None:
+    quick = suite_of(yaml.safe_load((ROOT / "models/deepseek-v4-flash-nvfp4.yml").read_text())["checks"]).of("quick")
+    assert [check.id for check in quick.needles if check.tokens > 2048] == ["2k"]
+    assert [check.id for check in quick.tools] == ["weather"]
+    assert any("response_format" in check.extra for check in quick.prompts)
+    assert [len(check.cases) for check in quick.concurrent] == [4]
+
+
+def test_the_production_model_is_asked_for_text_of_several_bytes() -> None:
+    checks = suite_of(yaml.safe_load((ROOT / "models/deepseek-v4-flash-nvfp4.yml").read_text())["checks"])
+    (check,) = (one for one in checks.of("quick").prompts if one.id == "non_ascii")
+    answer = check.expect["value"]
+    assert {len(char.encode()) for char in answer} == {1, 2, 3, 4}
+    assert check.modes() == (False, True)
+    assert judge(check.expect, f"{answer}\n").ok
+    for damaged in (answer.replace("東", "\ufffd\ufffd"), answer.replace("🗼", ""), answer.replace("é", "Ã©")):
+        assert not judge(check.expect, damaged).ok
 
 
 def test_one_side_of_a_disaggregated_pair_is_asked_nothing_on_purpose() -> None:

@@ -35,13 +35,15 @@ CONFIG = b"OPS_CONFIG_SHA256="
 FAMILIES = {
     "ops_state_timestamp_seconds": "When this page was written.",
     "ops_engine_device": "1 for the device that the engines compute on.",
-    "ops_engine_ready": "1 when the engine's /ready says 200, 0 when it says anything else or nothing.",
+    # It generates nothing: an engine that answers wrong, or not at all, can say so. ops_smoke_ok is of answers.
+    "ops_engine_ready": "1 when /ready (a router's /readiness) is 200: it says that it takes requests; 0 otherwise.",
     "ops_release_info": "1 for the release that serves, with the versions of the engine and of our kernels in it.",
     "ops_unit_config_info": "1 for the configuration that a unit has by now, as the start of its sha256.",
     "ops_restart_pending": "1 when the unit's processes were started with another configuration than it has by now.",
     "ops_smoke_ok": "1 when every check of the last smoke test passed.",
     "ops_smoke_timestamp_seconds": "When the last smoke test began.",
     "ops_smoke_checks": "Checks of the last smoke test by result.",
+    "ops_smoke_failed_tries": "Questions of the last smoke test that were answered wrong, also within a pass rate.",
     "ops_smoke_check_ok": "1 when this check of the last smoke test passed, 0 when it failed, absent when not judged.",
     "ops_directory_avail_bytes": "Bytes that the service user can still write on the directory's file system.",
     "ops_directory_size_bytes": "Size of the directory's file system.",
@@ -156,6 +158,7 @@ def read_report(path: str) -> tuple[int, dict] | None:
             return None
         report = {key: report[key] for key in ("ok", "model", "started", "passed", "failed")} | {
             "skipped": report.get("skipped", []),
+            "failed_tries": int(report.get("failed_tries", 0)),
             "verdicts": {row["id"]: row["ok"] is True for row in report.get("checks", []) if not row["skipped"]},
         }
         return calendar.timegm(time.strptime(report["started"], "%Y-%m-%dT%H:%M:%SZ")), report
@@ -181,6 +184,7 @@ def smoke_samples(path: str) -> list[Sample]:
         Sample("ops_smoke_ok", labels, float(report["ok"] is True)),
         Sample("ops_smoke_timestamp_seconds", labels, float(started)),
         *(Sample("ops_smoke_checks", {**labels, "result": name}, float(count)) for name, count in counts.items()),
+        Sample("ops_smoke_failed_tries", labels, float(report["failed_tries"])),
         *(Sample("ops_smoke_check_ok", {**labels, "check": id}, float(ok)) for id, ok in report["verdicts"].items()),
     ]
 
