@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from site_host import CHECKOUT, ENGINE, PROMETHEUS, SiteHost, difference, eventually
+from faults import Seen, fault
+from site_host import CHECKOUT, ENGINE, PROMETHEUS, Load, SiteHost, difference, eventually
 
 sys.path.append(str(CHECKOUT / "prometheus"))
 import generate
@@ -36,6 +37,10 @@ class Webhook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", 22023), Webhook).serve_forever()
 """
+# Lets a stopped engine go on; who wants it to hang stops this first.
+WAKE = "sglang-wake.timer"
+URL, MODEL = "http://10.77.0.11:30001", "smollm2-135m-instruct"
+API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 VENDOR_SOCKET = "[Socket]\\nListenStream=/var/run/vendor.sock\\n[Install]\\nWantedBy=sockets.target\\n"
 
 
@@ -194,9 +199,9 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
     def told(what: str) -> bool:
         return f"lab1 SGLangTargetDown {what}" in host.shell("cat /tmp/pages")
 
-    host.shell(f"systemctl kill --signal=STOP {ENGINE}")
+    host.shell(f"systemctl stop {WAKE}; systemctl kill --signal=STOP {ENGINE}")
     eventually(lambda: told("firing"), 60, "a page")
-    host.shell(f"systemctl kill --signal=CONT {ENGINE}")
+    host.shell(f"systemctl kill --signal=CONT {ENGINE}; systemctl start {WAKE}")
     eventually(lambda: told("resolved"), 60, "the end of the page")
     assert host.answers()
     shown += host.shell("systemctl cat prometheus-alertmanager; ps -eo args; journalctl --no-pager")
@@ -208,6 +213,44 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
     host.shell("rm /tmp/webhook.py /tmp/pages")
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            "pkill -STOP -f '[s]glang::scheduler'",
+            marks=fault("SIGSTOP of the scheduler under load", "it goes on by itself; every request is answered"),
+            id="scheduler",
+        ),
+        pytest.param(
+            f"systemctl kill --signal=STOP {ENGINE}",
+            marks=fault("SIGSTOP of the whole engine under load", "it goes on by itself; every request is answered"),
+            id="engine",
+        ),
+    ],
+)
+def test_a_stopped_engine_goes_on_by_itself(host: SiteHost, seen: Seen, command: str) -> None:
+    """Within 120 s, without a restart."""
+    before = host.main_pid(ENGINE)
+    stopped = "ps -o pid= -o stat= -u sglang | awk '$2 ~ /^T/ {print $1}'"
+    with Load(host, URL, API_KEY_FILE, MODEL, clients=2) as load:
+        time.sleep(5)
+        started, asked = time.monotonic(), time.time()
+        host.shell(command)
+        pids = host.shell(stopped).split()
+        assert pids
+        eventually(lambda: host.shell(stopped) == "", 120, "an engine that goes on")
+        eventually(host.answers, 120 - (time.monotonic() - started), "an answer")
+        took = time.monotonic() - started
+        time.sleep(5)
+    assert host.main_pid(ENGINE) == before
+    on_their_way = [one for one in load.requests if one["started"] <= asked <= one["ended"]]
+    assert on_their_way and [one for one in load.requests if one["error"]] == []
+    told = host.shell("journalctl -u sglang-wake --no-pager")
+    assert [pid for pid in pids if f"process {pid} (" not in told] == []
+    seen(f"{len(pids)} processes woken, {len(load.requests)} requests answered, no restart", took)
+
+
 def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
     """Both with the command that brings the engine back, and with no verdict of before left."""
     steps = [
@@ -216,7 +259,7 @@ def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
     ]
     for verb, back, cause, command in steps:
         host.play("smoke.yml")
-        host.shell(f"systemctl {verb} {ENGINE}")
+        host.shell(f"systemctl stop {WAKE}; systemctl {verb} {ENGINE}")
         started = time.monotonic()
         run = host.play("smoke.yml", status=None)
         assert (run.status != 0, time.monotonic() - started < 120) == (True, True)
@@ -227,7 +270,7 @@ def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
         assert command in run.output
         shown = host.play("playbooks/doctor.yml", status=None).output.rpartition("the cause first]")[2]
         assert f"next command: {command}" in shown.partition("further findings follow from it: ")[0], shown
-        host.shell(f"systemctl {back} {ENGINE}")
+        host.shell(f"systemctl {back} {ENGINE}; systemctl start {WAKE}")
     host.shell(f"systemctl stop {ENGINE}")
     host.shell("systemctl start sglang-canary.service", status=1)
     assert report_of(host)["checks"][0]["next_command"] == f"systemctl start {ENGINE}"
