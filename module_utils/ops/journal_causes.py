@@ -182,6 +182,17 @@ CAUSES: tuple[Cause, ...] = (
         "module_utils/ops/gpu_free.py",
     ),
     _row(
+        "gpu_memory_unknown",
+        FATAL,
+        r"not started: not known whether the memory of GPU ",
+        "nvidia-smi does not say whether the memory of the server's GPUs is free",
+        "none; the line says why, and what to do",
+        "nvidia-smi -q",
+        "not started: not known whether the memory of GPU 4, 5, 6, 7 is free: nvidia-smi did not end within 20 s, "
+        "wanted: nvidia-smi -q answers; journalctl -k -b",
+        "module_utils/ops/gpu_free.py",
+    ),
+    _row(
         "gpu_out_of_memory",
         FATAL,
         r"(?<![\w.])[\w.]{0,99}OutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory",
