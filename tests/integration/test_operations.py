@@ -125,11 +125,31 @@ def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:
     )
 
 
-def test_kill_9_is_answered_by_a_restart(host: SiteHost) -> None:
-    before = host.main_pid(ENGINE)
+@fault("kill -9 of the engine's main process", "the unit ends and is started again by itself")
+def test_kill_9_is_answered_by_a_restart(host: SiteHost, seen: Seen) -> None:
+    before, started = host.main_pid(ENGINE), time.monotonic()
     host.shell(f"kill -9 {before}")
-    eventually(lambda: host.main_pid(ENGINE) not in (0, before), 60, "a new main process")
+    gone = eventually(lambda: host.main_pid(ENGINE) not in (0, before), 60, "a new main process")
     eventually(host.answers, START_SECONDS, "an answer after kill -9")
+    seen(f"a new main process after {gone:.0f} s", time.monotonic() - started)
+
+
+@pytest.mark.thorough
+@fault("kill -9 of Python's resource tracker", "the engine answers on: no request needs it")
+def test_kill_9_of_the_resource_tracker_ends_nothing(host: SiteHost, seen: Seen) -> None:
+    """It only tidies up after a process that has ended; nobody watches it."""
+    before, tracker = host.main_pid(ENGINE), "pgrep -u sglang -f '[m]ultiprocessing.resource_tracker'"
+    pids = host.shell(tracker).split()
+    host.shell(f"kill -9 {' '.join(pids)}")
+    started = time.monotonic()
+    eventually(host.answers, 60, "an answer after the tracker's end")
+    took = time.monotonic() - started
+    # SGLang looks at its processes every second.
+    time.sleep(10)
+    assert host.answers()
+    assert host.main_pid(ENGINE) == before
+    assert not set(pids) & set(host.shell(tracker, status=None).split())
+    seen("answered on, no restart", took)
 
 
 def test_reboot_brings_everything_back(host: SiteHost) -> None:
@@ -179,7 +199,8 @@ def test_an_engine_that_never_starts_is_given_up(host: SiteHost) -> None:
     assert host.answers()
 
 
-def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path) -> None:
+@fault("SIGSTOP of the whole engine, with nothing that wakes it", "a page; its end when the engine goes on")
+def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, seen: Seen, tmp_path: Path) -> None:
     """SIGSTOP to every process of the unit; the rules wait seconds in place of minutes."""
     (tmp_path / "sglang.yml").write_text(generate.generate(restart_duration="4s", settle_duration="4s"))
     settings = {
@@ -200,9 +221,9 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
         return f"lab1 SGLangTargetDown {what}" in host.shell("cat /tmp/pages")
 
     host.shell(f"systemctl stop {WAKE}; systemctl kill --signal=STOP {ENGINE}")
-    eventually(lambda: told("firing"), 60, "a page")
+    paged = eventually(lambda: told("firing"), 60, "a page")
     host.shell(f"systemctl kill --signal=CONT {ENGINE}; systemctl start {WAKE}")
-    eventually(lambda: told("resolved"), 60, "the end of the page")
+    ended = eventually(lambda: told("resolved"), 60, "the end of the page")
     assert host.answers()
     shown += host.shell("systemctl cat prometheus-alertmanager; ps -eo args; journalctl --no-pager")
     assert "0123456789abcdef" not in shown
@@ -211,6 +232,7 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
     assert host.shell("systemctl is-active prometheus-alertmanager", status=None) == "inactive"
     host.shell("pkill -f '[w]ebhook.py'")
     host.shell("rm /tmp/webhook.py /tmp/pages")
+    seen(f"a page after {paged:.0f} s, with rules that wait 4 s", ended)
 
 
 @pytest.mark.thorough

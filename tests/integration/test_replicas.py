@@ -189,6 +189,23 @@ def test_a_cut_network_costs_only_what_was_on_its_way(lab: SiteHost, seen: Seen)
     )
 
 
+@pytest.mark.thorough
+@fault("kill -9 of the router", "it is started again by itself, with all its servers; none of them restarts")
+def test_a_router_that_dies_comes_back(lab: SiteHost, seen: Seen) -> None:
+    pids, before = [lab.main_pid(ENGINE, host) for host in ENGINES], lab.main_pid(ROUTER)
+    started = time.monotonic()
+    lab.shell(f"kill -9 {before}")
+    eventually(lambda: lab.main_pid(ROUTER) not in (0, before), 60, "a new router")
+    answered = "curl -sf http://127.0.0.1:30001/readiness"
+    eventually(lambda: lab.shell(answered, status=None) and ready_servers(lab) == 2, 120, "both servers behind it")
+    took = time.monotonic() - started
+    with load(lab, clients=2) as clients:
+        time.sleep(5)
+    assert clients.requests and [one for one in clients.requests if one["error"]] == []
+    assert [lab.main_pid(ENGINE, host) for host in ENGINES] == pids
+    seen(f"back with both servers; the next {len(clients.requests)} requests answered", took)
+
+
 def generated_since(lab: SiteHost, before: dict[str, int]) -> list[bool]:
     """Whether the engine of each host has generated tokens since then."""
     return [generated(lab, host) > before[host] for host in ENGINES]
