@@ -82,6 +82,12 @@ def test_without_a_deeper_cause_the_first_that_failed_is_it() -> None:
     assert (unasked["cause"], unasked["follow"]) == ("no key", [])
 
 
+def test_a_release_that_was_never_proven_is_the_last_cause() -> None:
+    assert plugin.diagnosis([server()], [], [drift(True)], RIGHT, unproven="never proven")["cause"] == "never proven"
+    seen = plugin.diagnosis([server()], [], [drift()], RIGHT, unproven="never proven")
+    assert seen["cause"] == "unified drifts"
+
+
 def test_all_is_well() -> None:
     seen = plugin.diagnosis([server()], [{**DISK, "severity": "warning"}], [drift(True)], RIGHT)
     assert (seen["cause"], seen["follow"], seen["servers"], seen["drifts"]) == ("", [], [], [])
