@@ -90,7 +90,7 @@ def test_an_upgrade_that_was_killed_after_the_restart_is_told(serving: SiteHost)
     eventually(lambda: serving.main_pid(ENGINE) not in (0, before), 120, "a new main process")
     eventually(serving.answers, 420, "an answer of the new release")
     assert context_length(serving) == 4096
-    assert serving.shell("test -e /opt/sglang/current/proven || echo missing") == "missing"
+    assert not proven(serving, current(serving))
     run = serving.play("playbooks/doctor.yml", *OTHER, status=None)
     assert run.status != 0
     assert f"The release {current(serving)} serves and was never proven" in words(run.output), run.output[-3000:]
@@ -99,7 +99,7 @@ def test_an_upgrade_that_was_killed_after_the_restart_is_told(serving: SiteHost)
 def test_the_next_run_upgrades_and_says_from_what_to_what(serving: SiteHost) -> None:
     serving.play(UPGRADE, *OTHER)
     assert context_length(serving) == 4096
-    assert serving.shell("test -e /opt/sglang/current/proven && echo proven") == "proven"
+    assert proven(serving, current(serving))
     (old,) = releases(serving) - {current(serving)}
     assert serving.answers()
     kernels = "ls /opt/sglang/{}/venv/lib/python3*/site-packages | grep -c dsv4 || true"
