@@ -217,6 +217,16 @@ CAUSES: tuple[Cause, ...] = (
     ),
     # Files, ports, rights.
     _row(
+        "port_waited_for",
+        WARNING,
+        r"the start waits: port \d+ is held by ",
+        "another process listens on a port of this unit, and the start waits until it is gone",
+        "sglang_serve_port",
+        "ss -ltnp",
+        "the start waits: port 30001 is held by process 4711 (python3), wanted: port 30001 free; stop it",
+        "module_utils/ops/port_free.py",
+    ),
+    _row(
         "port_in_use",
         FATAL,
         r"(error while attempting to bind on address \([^()]*\): )?[aA]ddress already in use|EADDRINUSE|"

@@ -129,7 +129,7 @@ def test_systemd_would_speak(root):
     text = (GOLDEN / "tp8" / "sglang-unified.service").read_text()
     assert "Unknown key 'KilMode'" in verify(root, "sglang-unified.service", text.replace("KillMode=", "KilMode="))
     assert "/no/such/bin/python is not executable" in verify(
-        root, "sglang-unified.service", text.replace(f"=+{VENV}", "=+/no/such", 1)
+        root, "sglang-unified.service", text.replace(f"ExecStartPost=+{VENV}", "ExecStartPost=+/no/such", 1)
     )
 
 
@@ -139,6 +139,17 @@ def test_unit_is_hardened(path):
     done = run(analyze, "security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", path)
     print(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout
+
+
+@each([path for path in UNITS if "ops.port_free" in path.read_text()])
+def test_starts_that_wait_for_a_port_are_never_the_last(path):
+    """Each lasts TimeoutStartSec, so the fourth is outside of the interval in which three are too many."""
+    text = path.read_text()
+    burst, interval, timeout = (
+        int(re.search(rf"^{name}=(\d+)$", text, re.M)[1])
+        for name in ("StartLimitBurst", "StartLimitIntervalSec", "TimeoutStartSec")
+    )
+    assert interval <= burst * timeout
 
 
 @each(UNITS)
