@@ -51,7 +51,7 @@ def wait_until_free(
 
 def named_port(text: str) -> tuple[str, int]:
     """Return (variable, port) of variable=port. Raises ValueError."""
-    variable, _, port = text.partition("=")
+    variable, _equals, port = text.partition("=")
     return variable, int(port)
 
 

@@ -41,7 +41,7 @@ def stopped(host: Host, units: t.Collection[str]) -> list[Stopped]:
     """Return the stopped processes of these units."""
     found = []
     for pid in host.pids():
-        head, _, rest = host.read(f"/proc/{pid}/stat").rpartition(")")
+        head, _bracket, rest = host.read(f"/proc/{pid}/stat").rpartition(")")
         fields = rest.split()
         if len(fields) > START and fields[STATE] == "T" and (unit := host.unit_of(pid)) in units:
             found.append(Stopped(f"{pid}:{fields[START]}", pid, head.partition("(")[2], unit))
