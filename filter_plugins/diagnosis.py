@@ -30,7 +30,9 @@ def host_line(finding: Finding) -> str:
     return f"{seen}\nnext command: {finding['fix']}"
 
 
-def first_cause(host: Sequence[Finding], broken: Sequence[Result], behind: str, others: Sequence[Result]) -> str:
+def first_cause(
+    host: Sequence[Finding], broken: Sequence[Result], behind: str, others: Sequence[Result], unproven: str
+) -> str:
     """Return the cause that is to be removed first, "" when nothing is wrong.
 
     A server that fails may do so because of its host; one that somebody stopped does not.
@@ -41,6 +43,7 @@ def first_cause(host: Sequence[Finding], broken: Sequence[Result], behind: str, 
     found = [*servers, *errors] if stopped else [*errors, *servers]
     found += [behind] if behind else []
     found += [str(result.get("msg", "")) for result in others]
+    found += [unproven] if unproven else []
     return found[0] if found else ""
 
 
@@ -51,11 +54,13 @@ def diagnosis(
     answers: Result,
     behind: str = "",
     router: str = "sglang-router.service",
+    unproven: str = "",
 ) -> dict[str, Any]:
     """Return what to show of the results of the modules.
 
     servers: of sglang_ready, each with its server as item; drifts: of sglang_drift, each with (server, intent) as item;
-    answers: of sglang_smoke; host: findings of host_preflight; behind: why another release serves than the wanted one.
+    answers: of sglang_smoke; host: findings of host_preflight; behind: why another release serves than the wanted one;
+    unproven: that the one which serves was never proven.
 
     The result has `cause` (text, "" when nothing is wrong), `follow` (ids of what follows from it) and the names of
     the servers whose unreadiness (`servers`) or drift (`drifts`) is told by that, and whether the `answers` are.
@@ -70,7 +75,7 @@ def diagnosis(
     answers_follow = bool(engines) and is_bad(answers)
     follow += bad_rows(answers) if answers_follow else []
     others = [result for result in [*drifts, answers] if is_bad(result) and result not in told]
-    cause = first_cause(host, engines or broken, behind, others)
+    cause = first_cause(host, engines or broken, behind, others, unproven)
     return {
         "cause": cause,
         "follow": follow,

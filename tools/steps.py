@@ -132,6 +132,8 @@ def make_venv(requirements: str) -> None:
         "install",
         "--quiet",
         "--disable-pip-version-check",
+        "--only-binary=:all:",
+        "--require-hashes",
         "--requirement",
         REPOSITORY / requirements,
     ]

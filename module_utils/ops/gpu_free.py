@@ -4,19 +4,20 @@
     python3 -m ops.gpu_free --gpus 0,1,2,3 --timeout 60 [--neighbours sglang-replica-1.service]
 
 Memory that the server's last process held is free some moments after the process is gone. Ends with status 0 when less
-than 1 GiB of each GPU is held, the neighbours' aside, and 1 with who holds it when the time is over. Where nvidia-smi
-does not answer nothing is known, and the start goes on.
+than 1 GiB of each GPU is held, the neighbours' aside, and 1 with who holds it when the time is over. Memory is free
+when nvidia-smi says so: where it does not answer, or leaves a GPU out, it waits as long, and the status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 import typing as t
 
-from .findings import Finding
-from .gpu_checks import check_memory_held
-from .gpu_facts import ask_smi
+from .findings import Finding, found
+from .gpu_checks import check_answer, check_memory_held
+from .gpu_facts import SMI, Smi, ask_smi, loaded_driver
 from .host import Host
 from .probe import say_line
 
@@ -24,10 +25,30 @@ POLL_S = 1.0
 SMI_TIMEOUT_S = 20.0
 
 
-def held(host: Host, gpus: t.Collection[int], neighbours: t.Iterable[str]) -> tuple[list[Finding], str]:
-    """Who holds memory of these GPUs, and why that is not known ("" when it is)."""
-    answer = ask_smi(host, SMI_TIMEOUT_S)
-    return check_memory_held(host, [gpu for gpu in answer.gpus if gpu.index in gpus], neighbours), answer.problem
+def unknown(host: Host, answer: Smi, silent: t.Iterable[int]) -> list[Finding]:
+    """Why it is not known how much memory of these GPUs is held."""
+    names = ", ".join(map(str, silent))
+    lost = "".join(f"; {address}: {reason}" for address, reason in answer.lost)
+    otherwise = found(
+        "gpu.lost",
+        f"{SMI} tells no memory of GPU {names}{lost}",
+        "the memory of each GPU",
+        f"{SMI} -q; journalctl -k -b | grep -iE 'nvidia|NVRM'; a GPU that is lost needs a reboot",
+    )
+    return [
+        dataclasses.replace(one, seen=f"not known whether the memory of GPU {names} is free: {one.seen}")
+        for one in check_answer(answer, loaded_driver(host)[0]) or [otherwise]
+    ]
+
+
+def held(
+    host: Host, gpus: t.Collection[int], neighbours: t.Iterable[str], timeout: float = SMI_TIMEOUT_S
+) -> list[Finding]:
+    """Who holds memory of these GPUs, or why that is not known; [] when they are free."""
+    answer = ask_smi(host, timeout)
+    told = [gpu for gpu in answer.gpus if gpu.index in gpus and gpu.used_mib is not None]
+    silent = sorted(set(gpus) - {gpu.index for gpu in told})
+    return unknown(host, answer, silent) if silent else check_memory_held(host, told, neighbours)
 
 
 def wait_until_free(
@@ -43,11 +64,9 @@ def wait_until_free(
     start = clock()
     names = ", ".join(map(str, gpus))
     while True:
-        findings, problem = held(host, gpus, neighbours)
+        left = timeout - (clock() - start)
+        findings = held(host, gpus, neighbours, max(POLL_S, min(SMI_TIMEOUT_S, left)))
         elapsed = clock() - start
-        if problem:
-            say(f"not known whether the memory of GPU {names} is free: nvidia-smi: {problem}")
-            return 0
         if not findings:
             say(f"the memory of GPU {names} is free after {elapsed:.0f} s")
             return 0

@@ -182,6 +182,17 @@ CAUSES: tuple[Cause, ...] = (
         "module_utils/ops/gpu_free.py",
     ),
     _row(
+        "gpu_memory_unknown",
+        FATAL,
+        r"not started: not known whether the memory of GPU ",
+        "nvidia-smi does not say whether the memory of the server's GPUs is free",
+        "none; the line says why, and what to do",
+        "nvidia-smi -q",
+        "not started: not known whether the memory of GPU 4, 5, 6, 7 is free: nvidia-smi did not end within 20 s, "
+        "wanted: nvidia-smi -q answers; journalctl -k -b",
+        "module_utils/ops/gpu_free.py",
+    ),
+    _row(
         "gpu_out_of_memory",
         FATAL,
         r"(?<![\w.])[\w.]{0,99}OutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory",
@@ -205,6 +216,16 @@ CAUSES: tuple[Cause, ...] = (
         "systemd src/core/unit.c, kernel mm/oom_kill.c",
     ),
     # Files, ports, rights.
+    _row(
+        "port_waited_for",
+        WARNING,
+        r"the start waits: port \d+ is held by ",
+        "another process listens on a port of this unit, and the start waits until it is gone",
+        "sglang_serve_port",
+        "ss -ltnp",
+        "the start waits: port 30001 is held by process 4711 (python3), wanted: port 30001 free; stop it",
+        "module_utils/ops/port_free.py",
+    ),
     _row(
         "port_in_use",
         FATAL,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults import Seen, fault
 from site_host import CACHE, CHECKOUT, SiteHost
 
 pytestmark = pytest.mark.integration
@@ -119,7 +120,8 @@ def test_a_package_that_is_not_the_locks_is_refused(host: SiteHost, tmp_path: Pa
     assert run.changed == 0
 
 
-def test_it_converges_from_the_mirror_alone_and_a_second_play_meanwhile_is_refused(host: SiteHost) -> None:
+@fault("two plays at once", "the second one is told who holds the host, and changes nothing; the first goes on")
+def test_it_converges_from_the_mirror_alone_and_a_second_play_meanwhile_is_refused(host: SiteHost, seen: Seen) -> None:
     before = attempts(host)
     first = subprocess.Popen(
         host.command("site.yml", *FROM_MIRROR),
@@ -146,6 +148,7 @@ def test_it_converges_from_the_mirror_alone_and_a_second_play_meanwhile_is_refus
     ):
         assert text in message
     assert second.changed == 0
+    seen("told by name, process and time; the first one served and proved")
 
     assert host.answers()
     assert "checks passed" in printed

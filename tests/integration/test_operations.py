@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from site_host import CHECKOUT, ENGINE, PROMETHEUS, SiteHost, difference, eventually
+from faults import Seen, fault
+from site_host import CHECKOUT, ENGINE, PROMETHEUS, Load, SiteHost, difference, eventually
 
 sys.path.append(str(CHECKOUT / "prometheus"))
 import generate
@@ -36,6 +37,10 @@ class Webhook(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", 22023), Webhook).serve_forever()
 """
+# Lets a stopped engine go on; who wants it to hang stops this first.
+WAKE = "sglang-wake.timer"
+URL, MODEL = "http://10.77.0.11:30001", "smollm2-135m-instruct"
+API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
 VENDOR_SOCKET = "[Socket]\\nListenStream=/var/run/vendor.sock\\n[Install]\\nWantedBy=sockets.target\\n"
 
 
@@ -158,11 +163,31 @@ def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:
     )
 
 
-def test_kill_9_is_answered_by_a_restart(host: SiteHost) -> None:
-    before = host.main_pid(ENGINE)
+@fault("kill -9 of the engine's main process", "the unit ends and is started again by itself")
+def test_kill_9_is_answered_by_a_restart(host: SiteHost, seen: Seen) -> None:
+    before, started = host.main_pid(ENGINE), time.monotonic()
     host.shell(f"kill -9 {before}")
-    eventually(lambda: host.main_pid(ENGINE) not in (0, before), 60, "a new main process")
+    gone = eventually(lambda: host.main_pid(ENGINE) not in (0, before), 60, "a new main process")
     eventually(host.answers, START_SECONDS, "an answer after kill -9")
+    seen(f"a new main process after {gone:.0f} s", time.monotonic() - started)
+
+
+@pytest.mark.thorough
+@fault("kill -9 of Python's resource tracker", "the engine answers on: no request needs it")
+def test_kill_9_of_the_resource_tracker_ends_nothing(host: SiteHost, seen: Seen) -> None:
+    """It only tidies up after a process that has ended; nobody watches it."""
+    before, tracker = host.main_pid(ENGINE), "pgrep -u sglang -f '[m]ultiprocessing.resource_tracker'"
+    pids = host.shell(tracker).split()
+    host.shell(f"kill -9 {' '.join(pids)}")
+    started = time.monotonic()
+    eventually(host.answers, 60, "an answer after the tracker's end")
+    took = time.monotonic() - started
+    # SGLang looks at its processes every second.
+    time.sleep(10)
+    assert host.answers()
+    assert host.main_pid(ENGINE) == before
+    assert not set(pids) & set(host.shell(tracker, status=None).split())
+    seen("answered on, no restart", took)
 
 
 def test_reboot_brings_everything_back(host: SiteHost) -> None:
@@ -212,7 +237,8 @@ def test_an_engine_that_never_starts_is_given_up(host: SiteHost) -> None:
     assert host.answers()
 
 
-def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path) -> None:
+@fault("SIGSTOP of the whole engine, with nothing that wakes it", "a page; its end when the engine goes on")
+def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, seen: Seen, tmp_path: Path) -> None:
     """SIGSTOP to every process of the unit; the rules wait seconds in place of minutes."""
     (tmp_path / "sglang.yml").write_text(generate.generate(restart_duration="4s", settle_duration="4s"))
     settings = {
@@ -232,10 +258,10 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
     def told(what: str) -> bool:
         return f"lab1 SGLangTargetDown {what}" in host.shell("cat /tmp/pages")
 
-    host.shell(f"systemctl kill --signal=STOP {ENGINE}")
-    eventually(lambda: told("firing"), 60, "a page")
-    host.shell(f"systemctl kill --signal=CONT {ENGINE}")
-    eventually(lambda: told("resolved"), 60, "the end of the page")
+    host.shell(f"systemctl stop {WAKE}; systemctl kill --signal=STOP {ENGINE}")
+    paged = eventually(lambda: told("firing"), 60, "a page")
+    host.shell(f"systemctl kill --signal=CONT {ENGINE}; systemctl start {WAKE}")
+    ended = eventually(lambda: told("resolved"), 60, "the end of the page")
     assert host.answers()
     shown += host.shell("systemctl cat prometheus-alertmanager; ps -eo args; journalctl --no-pager")
     assert "0123456789abcdef" not in shown
@@ -244,6 +270,45 @@ def test_a_hung_engine_pages_and_its_end_is_told(host: SiteHost, tmp_path: Path)
     assert host.shell("systemctl is-active prometheus-alertmanager", status=None) == "inactive"
     host.shell("pkill -f '[w]ebhook.py'")
     host.shell("rm /tmp/webhook.py /tmp/pages")
+    seen(f"a page after {paged:.0f} s, with rules that wait 4 s", ended)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            "pkill -STOP -f '[s]glang::scheduler'",
+            marks=fault("SIGSTOP of the scheduler under load", "it goes on by itself; every request is answered"),
+            id="scheduler",
+        ),
+        pytest.param(
+            f"systemctl kill --signal=STOP {ENGINE}",
+            marks=fault("SIGSTOP of the whole engine under load", "it goes on by itself; every request is answered"),
+            id="engine",
+        ),
+    ],
+)
+def test_a_stopped_engine_goes_on_by_itself(host: SiteHost, seen: Seen, command: str) -> None:
+    """Within 120 s, without a restart."""
+    before = host.main_pid(ENGINE)
+    stopped = "ps -o pid= -o stat= -u sglang | awk '$2 ~ /^T/ {print $1}'"
+    with Load(host, URL, API_KEY_FILE, MODEL, clients=2) as load:
+        time.sleep(5)
+        started, asked = time.monotonic(), time.time()
+        host.shell(command)
+        pids = host.shell(stopped).split()
+        assert pids
+        eventually(lambda: host.shell(stopped) == "", 120, "an engine that goes on")
+        eventually(host.answers, 120 - (time.monotonic() - started), "an answer")
+        took = time.monotonic() - started
+        time.sleep(5)
+    assert host.main_pid(ENGINE) == before
+    on_their_way = [one for one in load.requests if one["started"] <= asked <= one["ended"]]
+    assert on_their_way and [one for one in load.requests if one["error"]] == []
+    told = host.shell("journalctl -u sglang-wake --no-pager")
+    assert [pid for pid in pids if f"process {pid} (" not in told] == []
+    seen(f"{len(pids)} processes woken, {len(load.requests)} requests answered, no restart", took)
 
 
 def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
@@ -254,7 +319,7 @@ def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
     ]
     for verb, back, cause, command in steps:
         host.play("smoke.yml")
-        host.shell(f"systemctl {verb} {ENGINE}")
+        host.shell(f"systemctl stop {WAKE}; systemctl {verb} {ENGINE}")
         started = time.monotonic()
         run = host.play("smoke.yml", status=None)
         assert (run.status != 0, time.monotonic() - started < 120) == (True, True)
@@ -265,7 +330,7 @@ def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
         assert command in run.output
         shown = host.play("playbooks/doctor.yml", status=None).output.rpartition("the cause first]")[2]
         assert f"next command: {command}" in shown.partition("further findings follow from it: ")[0], shown
-        host.shell(f"systemctl {back} {ENGINE}")
+        host.shell(f"systemctl {back} {ENGINE}; systemctl start {WAKE}")
     host.shell(f"systemctl stop {ENGINE}")
     host.shell("systemctl start sglang-canary.service", status=1)
     assert report_of(host)["checks"][0]["next_command"] == f"systemctl start {ENGINE}"

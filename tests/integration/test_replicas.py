@@ -8,6 +8,7 @@ The tests build on each other, as those of test_site.py do.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 
 import pytest
@@ -36,6 +37,40 @@ ExecStopPost=/usr/bin/touch /run/other-ended
 Environment=OPS_CONFIG_SHA256=none
 [Install]
 WantedBy=multi-user.target
+"""
+
+# Prints the TCP ports of an address that take a connection within a second. A firewall that drops answers nothing.
+SCAN = """
+import errno, resource, select, socket, sys, time
+TOGETHER, SECONDS = 4096, 1.0
+_soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * TOGETHER), hard))
+def reached(address, ports):
+    poll, waiting, found = select.poll(), {}, []
+    for port in ports:
+        one = socket.socket()
+        one.setblocking(False)
+        status = one.connect_ex((address, port))
+        if status == errno.EINPROGRESS:
+            waiting[one.fileno()] = one, port
+            poll.register(one, select.POLLOUT)
+        elif status == 0:
+            found.append(port)
+        elif status != errno.ECONNREFUSED:
+            sys.exit(f"port {port}: {errno.errorcode[status]}")
+    end = time.monotonic() + SECONDS
+    while waiting and time.monotonic() < end:
+        for number, _event in poll.poll(1000 * max(0, end - time.monotonic())):
+            one, port = waiting.pop(number)
+            poll.unregister(number)
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                found.append(port)
+            one.close()
+    for one, _port in waiting.values():
+        one.close()
+    return found
+for first in range(1, 65536, TOGETHER):
+    print(*reached(sys.argv[1], range(first, min(first + TOGETHER, 65536))))
 """
 
 
@@ -118,6 +153,19 @@ def test_only_the_router_is_public(lab: SiteHost) -> None:
         assert public == {"0.0.0.0:22", "[::]:22", "*:29501"} | wanted
 
 
+def open_ports(lab: SiteHost, address: str, origin: str) -> set[int]:
+    """All TCP ports of an address that a host can connect to, of 1 to 65535."""
+    return {int(word) for word in lab.shell(f"python3 -c {shlex.quote(SCAN)} {address}", host=origin).split()}
+
+
+def test_a_neighbour_reaches_ssh_and_the_public_port_and_no_other(lab: SiteHost) -> None:
+    """Every TCP port of lab1, from lab2. Asked on lab1 itself, which no rule is for, the same scan finds more."""
+    started = time.monotonic()
+    assert open_ports(lab, "10.77.0.11", "lab2") == {22, 30001}
+    assert time.monotonic() - started < 60
+    assert open_ports(lab, "10.77.0.11", "lab1") >= {22, 29501, 30001}
+
+
 def test_the_api_key_is_needed_and_shows_nowhere(lab: SiteHost) -> None:
     key = API_KEY_FILE.read_text().split()[0]
     ask = "curl -s -o /dev/null -w '%{http_code}' -H 'Content-Type: application/json' -d '{}'"
@@ -187,6 +235,23 @@ def test_a_cut_network_costs_only_what_was_on_its_way(lab: SiteHost, seen: Seen)
         f"{len(on_its_way)} on their way {len(lost)} lost, the slowest took {longest:.0f} s",
         back,
     )
+
+
+@pytest.mark.thorough
+@fault("kill -9 of the router", "it is started again by itself, with all its servers; none of them restarts")
+def test_a_router_that_dies_comes_back(lab: SiteHost, seen: Seen) -> None:
+    pids, before = [lab.main_pid(ENGINE, host) for host in ENGINES], lab.main_pid(ROUTER)
+    started = time.monotonic()
+    lab.shell(f"kill -9 {before}")
+    eventually(lambda: lab.main_pid(ROUTER) not in (0, before), 60, "a new router")
+    answered = "curl -sf http://127.0.0.1:30001/readiness"
+    eventually(lambda: lab.shell(answered, status=None) and ready_servers(lab) == 2, 120, "both servers behind it")
+    took = time.monotonic() - started
+    with load(lab, clients=2) as clients:
+        time.sleep(5)
+    assert clients.requests and [one for one in clients.requests if one["error"]] == []
+    assert [lab.main_pid(ENGINE, host) for host in ENGINES] == pids
+    seen(f"back with both servers; the next {len(clients.requests)} requests answered", took)
 
 
 def generated_since(lab: SiteHost, before: dict[str, int]) -> list[bool]:

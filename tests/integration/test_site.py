@@ -15,6 +15,18 @@ from site_host import CHECKOUT, ENGINE, PROMETHEUS, Run, SiteHost, difference
 
 pytestmark = pytest.mark.integration
 API_KEY_FILE = CHECKOUT / ".cache" / "lab-api-key"
+# Names of files that hold the key, but for those that are there to hold it. The pattern is read from a file, so that
+# no command line has it; of the environments, whose libraries are gigabytes, text alone is read.
+KEY_ON_THE_HOST = """
+cd /
+for where in "etc var run tmp root" "-I opt"; do
+  grep --recursive --files-with-matches --fixed-strings --no-messages --devices=skip \
+    --file=/etc/sglang/credentials/api-key $where
+done | grep -vE '^(etc/sglang/credentials|run/credentials)/'
+"""
+PROMETHEUS_API = ("status/config", "status/flags", "status/runtimeinfo", "targets", "rules", "labels", "metadata")
+# What the engine answers, or refuses, to whoever asks without a key.
+UNASKED = ("/server_info", "/get_server_info", "/metrics", "/model_info", "/get_model_info", "/v1/models", "/health")
 
 
 # Each with what the message must say. The inventory is the lab's; the command line sets one thing wrong.
@@ -145,8 +157,15 @@ def test_bench_in_check_mode_on_the_empty_host_says_what_would_be_measured(
     assert difference(fresh, host.snapshot()) == {}
 
 
-def test_converge_serves_and_proves(host: SiteHost) -> None:
-    run = host.play("site.yml")
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """What the first converge printed, with all that an operator can ask for."""
+    return []
+
+
+def test_converge_serves_and_proves(host: SiteHost, printed: list[str]) -> None:
+    run = host.play("site.yml", "--diff", "-vvv")
+    printed.append(run.output)
     for text in (
         "http://10.77.0.11:30001/v1",
         "smollm2-135m-instruct",
@@ -198,6 +217,24 @@ def test_only_known_ports_are_public(host: SiteHost) -> None:
     for port, open_ in ((22, True), (30001, True), (29501, False)):
         connect = f"timeout 2 bash -c '</dev/tcp/10.77.0.11/{port}' 2>/dev/null && echo open || echo closed"
         assert (port, host.lab("exec", "--", "sh", "-c", connect).strip()) == (port, "open" if open_ else "closed")
+
+
+def test_the_api_key_is_nowhere_on_the_host_and_in_no_answer(host: SiteHost, printed: list[str]) -> None:
+    """The whole file system, Prometheus, the engine without a key, and what the converge printed."""
+    key = API_KEY_FILE.read_text().split()[0]
+    # Two files that the search has to find, and no other.
+    planted = ["root/planted", "opt/sglang/planted"]
+    host.shell("; ".join(f"install -m 600 /etc/sglang/credentials/engine.yaml /{path}" for path in planted))
+    found = host.shell(KEY_ON_THE_HOST)
+    host.shell(f"cd /; rm {' '.join(planted)}")
+    assert found.split() == planted
+    answers = [host.shell(f"curl -sS http://127.0.0.1:9090/api/v1/{path}") for path in PROMETHEUS_API]
+    assert [answer for answer in answers if not answer.startswith('{"status":"success"')] == []
+    answers += [host.shell(f"curl -sS -i http://127.0.0.1:30001{path}") for path in UNASKED]
+    assert [answer for answer in answers[len(PROMETHEUS_API) :] if not answer.startswith("HTTP/1.1 ")] == []
+    answers += [host.shell("cat /var/lib/sglang/reports/*.json /var/lib/sglang/metrics/*.prom")]
+    assert "TASK [sglang_serve : Write the credentials]" in printed[0]
+    assert [text for text in [*answers, *printed] if key in text] == []
 
 
 def test_the_api_key_shows_nowhere(host: SiteHost) -> None:

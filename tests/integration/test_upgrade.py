@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from site_host import ENGINE, SiteHost
+from site_host import ENGINE, SiteHost, eventually
 
 pytestmark = pytest.mark.integration
 UPGRADE, ROLLBACK = "playbooks/upgrade.yml", "playbooks/rollback.yml"
@@ -82,9 +82,24 @@ def test_a_killed_upgrade_leaves_the_service_as_it_was(serving: SiteHost, step: 
     assert context_length(serving) == 8192
 
 
+@pytest.mark.thorough
+def test_an_upgrade_that_was_killed_after_the_restart_is_told(serving: SiteHost) -> None:
+    """The new release serves, and nobody has proven it; the next test's run does."""
+    before = serving.main_pid(ENGINE)
+    serving.play_until("TASK [sglang_serve : Wait until the engine answers]", UPGRADE, *OTHER)
+    eventually(lambda: serving.main_pid(ENGINE) not in (0, before), 120, "a new main process")
+    eventually(serving.answers, 420, "an answer of the new release")
+    assert context_length(serving) == 4096
+    assert not proven(serving, current(serving))
+    run = serving.play("playbooks/doctor.yml", *OTHER, status=None)
+    assert run.status != 0
+    assert f"The release {current(serving)} serves and was never proven" in words(run.output), run.output[-3000:]
+
+
 def test_the_next_run_upgrades_and_says_from_what_to_what(serving: SiteHost) -> None:
     serving.play(UPGRADE, *OTHER)
     assert context_length(serving) == 4096
+    assert proven(serving, current(serving))
     (old,) = releases(serving) - {current(serving)}
     assert serving.answers()
     kernels = "ls /opt/sglang/{}/venv/lib/python3*/site-packages | grep -c dsv4 || true"

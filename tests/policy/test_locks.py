@@ -7,16 +7,19 @@ import re
 
 import pytest
 from packaging.requirements import Requirement
-from repository import ROOT, tracked
+from repository import ROOT
 
-ALL = [ROOT / "engine/locks" / f"{name}.txt" for name in ("cpu", "cuda", "router")]
-LOCKS = ALL[:2]
+LOCKS = [ROOT / "engine/locks" / f"{name}.txt" for name in ("cpu", "cuda")]
+ALL = [*LOCKS, ROOT / "engine/locks/router.txt", ROOT / "requirements.txt", ROOT / "requirements-dev.txt"]
+FEW = {"router": 10, "requirements": 10, "requirements-dev": 40}
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def requirements(text: str) -> list[tuple[Requirement, list[str]]]:
     """Return every requirement of a file with its hashes."""
-    lines = (line for line in text.replace("\\\n", "").splitlines() if line.strip() and not line.startswith("#"))
+    lines = (
+        line for line in text.replace("\\\n", "").splitlines() if line.strip() and not line.lstrip().startswith("#")
+    )
     found = []
     for line in lines:
         words, *hashes = line.split("--hash=")
@@ -39,7 +42,7 @@ def versions(text: str, python: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("lock", ALL, ids=lambda lock: lock.stem)
 def test_every_requirement_is_pinned_and_hashed(lock):
     found = requirements(lock.read_text())
-    assert len(found) > (10 if lock.stem == "router" else 50)
+    assert len(found) > FEW.get(lock.stem, 50)
     assert [str(one) for one, _ in found if not re.fullmatch(r"==[^*,]+", str(one.specifier))] == []
     assert [str(one) for one, hashes in found if not hashes] == []
     assert [one for _, hashes in found for one in hashes if not re.fullmatch(r"sha256:[0-9a-f]{64}", one)] == []
@@ -83,8 +86,26 @@ def test_lock_holds_what_its_sources_ask_for(lock, sources):
         assert (ROOT / "engine/locks/cpu.txt").read_text().endswith(torch)
 
 
-def test_control_node_is_pinned():
-    for file in tracked("requirements*.txt"):
-        lines = [line for line in file.read_text().splitlines() if line and not line.startswith(("#", "-r "))]
-        assert lines
-        assert [line for line in lines if not re.match(r"[a-z0-9-]+==([0-9]+!)?[0-9.]+( ;|$)", line)] == [], file.name
+@pytest.mark.parametrize("name", ["requirements", "requirements-dev"])
+def test_the_control_nodes_lock_holds_what_its_source_asks_for(name):
+    """Each direct pin with its version, and no platform's wheels alone: a compiled package has many."""
+    lock, source = ((ROOT / f"{name}.{suffix}").read_text() for suffix in ("txt", "in"))
+    hashes = {one.name: found for one, found in requirements(lock)}
+    assert min(len(hashes[compiled]) for compiled in ("cffi", "pyyaml")) > 20
+    direct = requirements(re.sub(r"(?m)^-r .*", "", source))
+    assert direct
+    assert [str(one) for one, _ in direct if not re.fullmatch(r"==[^*,]+", str(one.specifier))] == []
+    for python in PYTHONS:
+        chosen = versions(lock, python)
+        for requirement, _ in direct:
+            if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+                assert chosen[requirement.name] == [str(requirement.specifier)]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_tests_run_with_the_ansible_of_the_control_node(python):
+    """One environment is made from either file, or from both."""
+    small, large = (
+        versions((ROOT / f"{name}.txt").read_text(), python) for name in ("requirements", "requirements-dev")
+    )
+    assert {name: found for name, found in small.items() if large.get(name) != found} == {}

@@ -142,6 +142,17 @@ def test_unit_is_hardened(path):
     assert done.returncode == 0, done.stdout
 
 
+@each([path for path in UNITS if "ops.port_free" in path.read_text()])
+def test_starts_that_wait_for_a_port_are_never_the_last(path):
+    """Each lasts TimeoutStartSec, so the fourth is outside of the interval in which three are too many."""
+    text = path.read_text()
+    burst, interval, timeout = (
+        int(re.search(rf"^{name}=(\d+)$", text, re.M)[1])
+        for name in ("StartLimitBurst", "StartLimitIntervalSec", "TimeoutStartSec")
+    )
+    assert interval <= burst * timeout
+
+
 @each(UNITS)
 def test_environment_survives_quoting(rendered, path):
     # The quoted form is systemd's C-like one; within it, JSON's reader sees the same text once %% is %.

@@ -102,6 +102,12 @@ def test_an_unknown_error_is_shown_with_its_line_and_a_known_one_by_its_cause() 
     assert plugin.UNKNOWN == UNKNOWN
 
 
+def test_a_release_that_was_never_proven_is_the_last_cause() -> None:
+    assert plugin.diagnosis([server()], [], [drift(True)], RIGHT, unproven="never proven")["cause"] == "never proven"
+    seen = plugin.diagnosis([server()], [], [drift()], RIGHT, unproven="never proven")
+    assert seen["cause"] == "unified drifts"
+
+
 def test_all_is_well() -> None:
     seen = plugin.diagnosis([server()], [{**DISK, "severity": "warning"}], [drift(True)], RIGHT)
     assert (seen["cause"], seen["follow"], seen["servers"], seen["drifts"]) == ("", [], [], [])

@@ -677,9 +677,41 @@ def test_memory_of_a_neighbour_or_of_other_gpus_is_not_looked_at(gpus):
     assert gpu_free.wait_until_free(gpus.host, [0, 1, 2, 3], [], 5, print, lambda: 0.0, lambda _s: None) == 0
 
 
-def test_a_driver_that_does_not_answer_stops_no_start(gpus):
-    gpus.answers["nvidia-smi -q -x"] = (127, "not found")
-    assert wait(gpus) == (0, ["not known whether the memory of GPU 4, 5, 6, 7 is free: nvidia-smi: missing"], [])
+@pytest.mark.parametrize(
+    ("answer", "why", "fix"),
+    [
+        ((127, "not found"), "nvidia-smi is not installed", "ansible-playbook playbooks/gpu_host.yml"),
+        ((124, "nvidia-smi did not end within 20 s"), "nvidia-smi did not end within 20 s", "needs a reboot"),
+        ((9, "Failed to initialize NVML: Driver Not Loaded"), "Driver Not Loaded", "modprobe nvidia"),
+        ((255, "out of order"), "nvidia-smi failed: out of order", "journalctl -k -b"),
+    ],
+)
+def test_memory_that_nobody_tells_of_is_no_start(gpus, answer, why, fix):
+    gpus.answers["nvidia-smi -q -x"] = answer
+    status, said, pauses = wait(gpus, timeout=5)
+    assert (status, len(pauses), len(said)) == (1, 4, 1)
+    assert said[0].startswith("not started: not known whether the memory of GPU 4, 5, 6, 7 is free: ")
+    assert why in said[0] and fix in said[0]
+
+
+def test_a_gpu_that_is_left_out_is_no_start(gpus):
+    gpus.smi(*(gpu_xml(index) for index in range(7)))
+    status, said, _pauses = wait(gpus, timeout=5)
+    assert status == 1
+    assert "whether the memory of GPU 7 is free: nvidia-smi tells no memory of GPU 7, wanted: the memory of" in said[0]
+
+
+def test_a_driver_that_answers_late_is_waited_for(gpus):
+    whole = gpus.answers["nvidia-smi -q -x"]
+    gpus.answers["nvidia-smi -q -x"] = (9, "Failed to initialize NVML: Driver Not Loaded")
+    said, pauses = [], []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        gpus.answers["nvidia-smi -q -x"] = whole
+
+    assert gpu_free.wait_until_free(gpus.host, [4], [], 60, said.append, lambda: float(len(pauses)), sleep) == 0
+    assert said == ["the memory of GPU 4 is free after 1 s"]
 
 
 # The driver and the kernel.

@@ -179,6 +179,22 @@ def test_what_was_not_rolled_back_is_not_called_so() -> None:
     assert behind("gone", new=new) == ""
 
 
+def test_a_release_that_serves_unproven_is_named() -> None:
+    """After a run that was killed between the restart and the proof. One that nobody has started yet serves nobody."""
+
+    def said(current: str | None, proven: dict | None, in_use: bool) -> str:
+        return filters.release_unproven(
+            {"current": current, "releases": {"new": {"id": "new", "proven": proven, "in_use": in_use}}}
+        )
+
+    lines = said("new", None, True).splitlines()
+    assert lines[0].startswith("The release new serves and was never proven: ")
+    assert lines[1].startswith("next command: ansible-playbook site.yml")
+    assert said("new", {"at": "T1"}, True) == ""
+    assert said("new", None, False) == "", "its restart was put off"
+    assert said(None, None, True) == "", "a bare host"
+
+
 def test_many_pins_are_counted() -> None:
     many = OLD | {"pins": {f"package-{number:02}": "1" for number in range(20)}}
     lines = filters.release_difference(OLD, many)

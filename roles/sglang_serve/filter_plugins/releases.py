@@ -94,6 +94,23 @@ def release_behind(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     )
 
 
+def release_unproven(state: Mapping[str, Any]) -> str:
+    """Return that a release serves which was never proven, and what to do; "" when none does.
+
+    state: what files/look_at_releases.py says. A release that waits for a deferred restart serves nobody yet.
+    """
+    current = state["releases"].get(state["current"])
+    if not current or current["proven"] or not current["in_use"]:
+        return ""
+    return "\n".join(
+        [
+            f"The release {current['id']} serves and was never proven: the run that started it was ended, left the "
+            "proof out (--tags), or has not come that far yet.",
+            "next command: ansible-playbook site.yml, which proves it, or goes back to the one that was proven before",
+        ]
+    )
+
+
 class FilterModule:
     """Ansible's entry point."""
 
@@ -103,4 +120,5 @@ class FilterModule:
             "release_difference": release_difference,
             "release_obstacles": release_obstacles,
             "release_behind": release_behind,
+            "release_unproven": release_unproven,
         }
