@@ -172,24 +172,6 @@ def test_kill_9_is_answered_by_a_restart(host: SiteHost, seen: Seen) -> None:
     seen(f"a new main process after {gone:.0f} s", time.monotonic() - started)
 
 
-@pytest.mark.thorough
-@fault("kill -9 of Python's resource tracker", "the engine answers on: no request needs it")
-def test_kill_9_of_the_resource_tracker_ends_nothing(host: SiteHost, seen: Seen) -> None:
-    """It only tidies up after a process that has ended; nobody watches it."""
-    before, tracker = host.main_pid(ENGINE), "pgrep -u sglang -f '[m]ultiprocessing.resource_tracker'"
-    pids = host.shell(tracker).split()
-    host.shell(f"kill -9 {' '.join(pids)}")
-    started = time.monotonic()
-    eventually(host.answers, 60, "an answer after the tracker's end")
-    took = time.monotonic() - started
-    # SGLang looks at its processes every second.
-    time.sleep(10)
-    assert host.answers()
-    assert host.main_pid(ENGINE) == before
-    assert not set(pids) & set(host.shell(tracker, status=None).split())
-    seen("answered on, no restart", took)
-
-
 def test_reboot_brings_everything_back(host: SiteHost) -> None:
     boot = host.shell("cat /proc/sys/kernel/random/boot_id")
     host.shell("systemctl reboot", status=None)
