@@ -127,7 +127,7 @@ ALERTS = Panel(
     ["ALERTS"],
     [Query('ALERTS{alertstate="firing"}', None, now=True)],
     "string",
-    (0, 0, 10, 6),
+    (0, 16, 10, 6),
     no_value="No alert is firing",
     overrides=[
         (
@@ -153,7 +153,7 @@ READY = Panel(
         Query("max by (unit, role) (ops_restart_pending)", "{{role}} restart", now=True),
     ],
     "none",
-    (10, 0, 5, 6),
+    (10, 16, 5, 6),
     no_value="Nothing is scraped: SGLangTargetAbsent",
     overrides=[(".* restart", [value("mappings", PENDING)])],
 )
@@ -167,7 +167,7 @@ SMOKE = Panel(
         Query("time() - max by (model) (ops_smoke_timestamp_seconds)", "age", now=True),
     ],
     "none",
-    (15, 0, 4, 6),
+    (15, 16, 4, 6),
     no_value="Smoke has never run: SGLangSmokeAbsent",
     overrides=[
         ("age", [value("unit", "s"), value("thresholds", steps([(None, GREEN), (LIMITS["smoke_stale_seconds"], RED)]))])
@@ -187,7 +187,7 @@ KERNELS = Panel(
         Query(f"max by (job, instance, role) (sglang:is_cuda_graph{{{ENGINE}}})", "{{role}} decode graph", now=True),
     ],
     "none",
-    (19, 0, 5, 6),
+    (19, 16, 5, 6),
     no_value="The engine exports no kernel state: SGLangMetricsAbsent",
 )
 CAPACITY = Panel(
@@ -201,7 +201,7 @@ CAPACITY = Panel(
         Query(f"instance:sglang_memory_plan_drift:ratio{{{ENGINE}}}", "{{role}} {{pool}} drift", now=True),
     ],
     TOKENS,
-    (0, 6, 8, 8),
+    (0, 0, 8, 8),
     no_value="No engine is scraped: SGLangTargetAbsent",
     overrides=[
         (
@@ -229,7 +229,7 @@ USAGE = Panel(
     ["instance:sglang_pool_usage:ratio (sglang:full_token_usage, sglang:swa_token_usage)"],
     [Query(f"instance:sglang_pool_usage:ratio{{{ENGINE}}}", "{{role}} {{pool}}")],
     "percentunit",
-    (8, 6, 8, 8),
+    (8, 0, 16, 8),
     limits=[(None, GREEN), (LIMITS["swa_pool_full_ratio"], ORANGE), (LIMITS["kv_pool_near_full_ratio"], RED)],
 )
 QUEUE = Panel(
@@ -242,7 +242,7 @@ QUEUE = Panel(
         Query(f"instance:sglang_waiting_requests:sum{{{ENGINE}}}", "{{role}} waiting"),
     ],
     "none",
-    (16, 6, 8, 8),
+    (16, 22, 8, 8),
 )
 FULL_POOL = Panel(
     "Full-attention pool",
@@ -255,7 +255,7 @@ FULL_POOL = Panel(
         Query(once("sglang:kv_available_tokens"), "{{role}} available"),
     ],
     TOKENS,
-    (0, 14, 8, 8),
+    (0, 8, 12, 8),
 )
 HAS_SWA = f'and on (job, instance, role) instance:sglang_pool_tokens:sum{{{ENGINE},pool="swa"}}'
 SWA_POOL = Panel(
@@ -269,7 +269,7 @@ SWA_POOL = Panel(
         Query(f"{once('sglang:swa_available_tokens')} {HAS_SWA}", "{{role}} available"),
     ],
     TOKENS,
-    (8, 14, 8, 8),
+    (12, 8, 12, 8),
     no_value="This model has no sliding-window pool",
 )
 HIT_RATE = Panel(
@@ -286,7 +286,7 @@ HIT_RATE = Panel(
         Query(f"instance:sglang_prefix_hit:ratio_rate30m{{{ENGINE}}}", "{{role}} 30m"),
     ],
     "percentunit",
-    (16, 14, 8, 8),
+    (0, 22, 8, 8),
     no_value="No prompt in this time",
     limits=[(None, RED), (LIMITS["prefix_hit_low_ratio"], GREEN)],
 )
@@ -306,7 +306,7 @@ LOSSES = Panel(
         ),
     ],
     TOKEN_RATE,
-    (0, 22, 8, 8),
+    (8, 22, 8, 8),
     overrides=[
         (
             ".* retracted .*",
@@ -326,7 +326,7 @@ TTFT = Panel(
     ["sglang:time_to_first_token_seconds"],
     quantiles("sglang:time_to_first_token_seconds"),
     "s",
-    (8, 22, 8, 8),
+    (0, 30, 8, 8),
     no_value="No request in this time",
     limits=[(None, GREEN), (LIMITS["ttft_target_seconds"], RED)],
 )
@@ -337,7 +337,7 @@ ITL = Panel(
     ["sglang:inter_token_latency_seconds"],
     quantiles("sglang:inter_token_latency_seconds"),
     "s",
-    (16, 22, 8, 8),
+    (8, 30, 8, 8),
     no_value="No streamed answer in this time",
     limits=[(None, GREEN), (LIMITS["itl_target_seconds"], RED)],
 )
@@ -348,7 +348,7 @@ E2E = Panel(
     ["sglang:e2e_request_latency_seconds"],
     quantiles("sglang:e2e_request_latency_seconds"),
     "s",
-    (0, 30, 8, 8),
+    (16, 30, 8, 8),
     no_value="No request ended in this time",
 )
 THROUGHPUT = Panel(
@@ -364,7 +364,7 @@ THROUGHPUT = Panel(
         for kind, legend in (("generation", "generated"), ("prompt", "prompt"))
     ],
     TOKEN_RATE,
-    (8, 30, 8, 8),
+    (0, 38, 12, 8),
 )
 SPLIT = f'{ENGINE},role!~"unified|replica-.+"'
 PD_QUEUES = (
@@ -394,7 +394,7 @@ PD = Panel(
         ),
     ],
     "none",
-    (16, 30, 8, 8),
+    (12, 38, 12, 8),
     no_value="No disaggregated engine",
     overrides=[(".* transfer p95", [value("unit", "ms"), RIGHT_AXIS])],
 )
@@ -423,7 +423,7 @@ GPUS = Panel(
     ],
     [Query(expr, None, now=True) for expr in GPU_COLUMNS.values()],
     "none",
-    (0, 38, 24, 10),
+    (0, 46, 24, 10),
     no_value="No GPU exporter is scraped: the engines compute on a CPU, or GpuExporterAbsent",
     overrides=[
         ("memory", [value("unit", "percentunit"), value("decimals", 0)]),
@@ -587,18 +587,18 @@ def variable(name: str, label: str, matchers: str) -> dashboard.QueryVariable:
 
 
 def build() -> models.Dashboard:
-    """Return the dashboard; panel numbers follow the order in which an operator reads."""
+    """Return the dashboard; panel numbers follow the picture, the cache first and then what is wrong."""
     panels = [
+        as_stat(CAPACITY),
+        as_lines(USAGE).max(1),
+        *(as_lines(panel, stacked=True) for panel in STACKED_PANELS),
         alert_table(),
         as_stat(READY, UP),
         as_stat(SMOKE, PASSED),
         as_stat(KERNELS, ACTIVE),
-        as_stat(CAPACITY),
-        as_lines(USAGE).max(1),
-        as_lines(QUEUE),
-        *(as_lines(panel, stacked=True) for panel in STACKED_PANELS),
         as_lines(HIT_RATE).max(1),
         as_lines(LOSSES),
+        as_lines(QUEUE),
         *(as_lines(panel) for panel in LATENCY_PANELS),
         as_lines(THROUGHPUT),
         as_lines(PD),

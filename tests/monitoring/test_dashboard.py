@@ -56,6 +56,14 @@ def test_panels_do_not_overlap():
     assert len(taken) == 24 * (1 + max(y for _, y in taken)), "there is a hole"
 
 
+def test_the_kv_cache_comes_first():
+    """What was promised, what is held and by whom; then what is wrong."""
+    places = [(panel["gridPos"]["y"], panel["gridPos"]["x"]) for panel in PANELS]
+    assert places == sorted(places), "the numbers do not follow the picture"
+    cache = ["KV capacity, planned and measured", "KV pool usage", "Full-attention pool", "Sliding-window pool"]
+    assert [panel["title"] for panel in PANELS[:5]] == [*cache, "Alerts firing"]
+
+
 def test_read_only():
     assert DASHBOARD["editable"] is False
 
