@@ -74,9 +74,14 @@ def rate_once(metric: str, more: str = "", ranks: str = RANKS) -> str:
     return f"sum by (job, instance, role) (max without ({ranks}) (rate({metric}{{{ENGINE}{more}}}[$__rate_interval])))"
 
 
+def zero(matchers: str = ENGINE) -> str:
+    """Return 0 for each engine that is scraped, by a metric that only engines have: a router is up, too."""
+    return f"0 * max by (job, instance, role) (sglang:max_total_num_tokens{{{matchers}}})"
+
+
 def or_zero(expr: str) -> str:
-    """Return 0 for an engine that is up and has no such counter yet: it exists only after the first event."""
-    return f"({expr}) or 0 * max by (job, instance, role) (up{{{ENGINE}}} == 1)"
+    """Return 0 for an engine that has no such counter yet, which exists only after the first event."""
+    return f"({expr}) or {zero()}"
 
 
 def quantile(share: float, metric: str) -> str:
@@ -373,6 +378,7 @@ PD_QUEUES = (
     "sglang:num_decode_prealloc_queue_reqs",
     "sglang:num_decode_transfer_queue_reqs",
 )
+PD_STAGES = ("transfer", "bootstrap")
 PD = Panel(
     "Prefill to decode",
     "Does the KV cache arrive, and where do requests wait for it?",
@@ -386,7 +392,11 @@ PD = Panel(
             )
             for name in PD_QUEUES
         ),
-        Query(f"instance:sglang_pd_failures:increase5m{{{SPLIT}}}", "{{role}} {{stage}} failures in 5m"),
+        Query(
+            f"instance:sglang_pd_failures:increase5m{{{SPLIT}}}"
+            + "".join(f' or label_replace({zero(SPLIT)}, "stage", "{stage}", "", "")' for stage in PD_STAGES),
+            "{{role}} {{stage}} failures in 5m",
+        ),
         Query(
             f"histogram_quantile(0.95, sum by (le, role) (max without ({RANKS})"
             f" (rate(sglang:kv_transfer_latency_ms_bucket{{{SPLIT}}}[$__rate_interval]))))",

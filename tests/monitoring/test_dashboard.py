@@ -95,7 +95,7 @@ def test_description_names_the_metrics_that_are_queried(panel):
         for selector in promql.selectors(query["expr"]):
             name = re.sub(r"_(bucket|sum|count)$", "", selector.name)
             # What only says whether an engine is there, or has such a pool, is not what is shown.
-            helper = name == "up" or name == "instance:sglang_pool_tokens:sum"
+            helper = name in ("sglang:max_total_num_tokens", "instance:sglang_pool_tokens:sum")
             assert name in told or selector.name in told or helper, name
 
 

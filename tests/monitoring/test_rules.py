@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import generate
-import promql
+import known
 import pytest
 import yaml
 
@@ -117,25 +117,11 @@ GUARDS: dict[str, tuple[str, str] | str] = {
 }
 
 
-def raw(expr: str, seen: frozenset[str] = frozenset()) -> set[str]:
-    """Return the exported metrics that an expression comes from, through the recording rules."""
-    recorded = {}
-    for rule in RULES:
-        if "record" in rule:
-            recorded.setdefault(rule["record"], []).append(rule["expr"])
-    found = set()
-    for selector in promql.selectors(expr):
-        name = selector.name.split("(")[0] if "|" in selector.name else selector.name
-        sources = recorded.get(name, []) if name not in seen else []
-        found |= {one for source in sources for one in raw(source, seen | {name})} if sources else {name}
-    return found
-
-
 @each_alert
 def test_what_an_alert_looks_at_has_an_alert_for_its_absence(rule):
     """An alert whose metric is gone is silent for ever: each says by which other alert that is told."""
     expressions = {one["alert"]: " ".join(one["expr"].split()) for one in ALERTS}
-    metrics = raw(rule["expr"])
+    metrics = known.raw(rule["expr"])
     assert metrics
     for name in metrics:
         guard = next(guard for pattern, guard in GUARDS.items() if re.fullmatch(pattern, name))
@@ -145,7 +131,7 @@ def test_what_an_alert_looks_at_has_an_alert_for_its_absence(rule):
 
 
 def test_every_guard_guards_something():
-    metrics = {name for rule in ALERTS for name in raw(rule["expr"])}
+    metrics = {name for rule in ALERTS for name in known.raw(rule["expr"])}
     found = {next(pattern for pattern in GUARDS if re.fullmatch(pattern, name)) for name in metrics}
     assert found == set(GUARDS)
 
