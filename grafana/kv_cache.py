@@ -3,8 +3,8 @@
 """Write grafana/dashboards/kv-cache.json: 17 panels for whoever is woken at night, KV cache first.
 
 Each panel answers one question and ends in an action, see docs/monitoring.md. Lines in a panel are the limits of the
-alerts (prometheus/thresholds.yml). Engine panels follow the variables job, instance and role; what belongs to the host
-(alerts, smoke, GPUs) does not, because each host has a Prometheus of its own.
+alerts (prometheus/thresholds.yml). Engine panels follow the variables job, instance and role, what the host says of an
+engine follows role; what belongs to the host (alerts, smoke, GPUs) follows none: each host has a Prometheus of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ LIMITS = yaml.safe_load((HERE.parent / "prometheus" / "thresholds.yml").read_tex
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 ENGINE = 'job=~"$job",instance=~"$instance",role=~"$role"'
+# What the host says of an engine comes by another job and instance.
+ROLE = 'role=~"$role"'
 RANKS = "tp_rank, pp_rank, moe_ep_rank"
 TOKENS, TOKEN_RATE = "count:tok", "count:tok/s"
 GREEN, ORANGE, RED = "green", "orange", "red"
@@ -154,8 +156,8 @@ READY = Panel(
     ["up", "ops_engine_ready", "ops_restart_pending"],
     [
         Query(f"max by (job, instance, role) (up{{{ENGINE}}})", "{{role}} scraped", now=True),
-        Query("max by (unit, role) (ops_engine_ready)", "{{role}} ready", now=True),
-        Query("max by (unit, role) (ops_restart_pending)", "{{role}} restart", now=True),
+        Query(f"max by (unit, role) (ops_engine_ready{{{ROLE}}})", "{{role}} ready", now=True),
+        Query(f"max by (unit, role) (ops_restart_pending{{{ROLE}}})", "{{role}} restart", now=True),
     ],
     "none",
     (10, 16, 5, 6),
@@ -201,7 +203,7 @@ CAPACITY = Panel(
     "Off by more than the tolerance: something else holds memory, SGLangMemoryPlanDrift.",
     ["ops_memory_plan_pool_tokens", "instance:sglang_pool_tokens:sum", "instance:sglang_memory_plan_drift:ratio"],
     [
-        Query("max by (role, pool) (ops_memory_plan_pool_tokens)", "{{role}} {{pool}} planned", now=True),
+        Query(f"max by (role, pool) (ops_memory_plan_pool_tokens{{{ROLE}}})", "{{role}} {{pool}} planned", now=True),
         Query(f"instance:sglang_pool_tokens:sum{{{ENGINE}}}", "{{role}} {{pool}} measured", now=True),
         Query(f"instance:sglang_memory_plan_drift:ratio{{{ENGINE}}}", "{{role}} {{pool}} drift", now=True),
     ],

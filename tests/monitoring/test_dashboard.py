@@ -20,9 +20,10 @@ VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"][
 RULES = [rule for group in yaml.safe_load(generate.RULES.read_text())["groups"] for rule in group["rules"]]
 ALERTS = {rule["alert"]: rule["expr"] for rule in RULES if "alert" in rule}
 LIMITS = generate.load_thresholds()
-# Queries without the matchers job and instance. Alerts, host state, plan and GPUs belong to the host, not to one
-# engine, and their exporters have instances of their own; one Prometheus serves one host: there is nothing to choose.
-OF_THE_HOST = re.compile(r"^(ALERTS|ops_\w+|gpu_\w+)$")
+# Alerts, smoke and GPUs belong to the host, not to one engine, and one Prometheus serves one host: nothing to choose.
+OF_THE_HOST = re.compile(r"^(ALERTS|ops_smoke_\w+|gpu_\w+)$")
+# What the host says of an engine has the engine's role, and the job and instance of the exporter that says it.
+OF_A_ROLE = {"ops_engine_ready", "ops_restart_pending", "ops_memory_plan_pool_tokens"}
 
 each_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 
@@ -105,7 +106,9 @@ def test_every_query_uses_the_variables(panel):
     for query in panel["targets"]:
         assert query["datasource"]["uid"] == "${datasource}"
         for selector in promql.selectors(query["expr"]):
-            if not OF_THE_HOST.match(selector.name):
+            if selector.name in OF_A_ROLE:
+                assert selector.labels == {"role"}, selector
+            elif not OF_THE_HOST.match(selector.name):
                 assert {"job", "instance", "role"} <= selector.labels, selector
         matchers = re.findall(r'(job|instance|role)=~"([^"]+)"', query["expr"])
         assert all(value == f"${label}" for label, value in matchers)
