@@ -65,6 +65,46 @@ def test_no_case_is_for_an_alert_that_is_gone():
     assert named == {rule["alert"] for rule in ALERTS}
 
 
+def branches(template: str) -> list[str]:
+    """Return what a description can become: one text for each branch of its if, without a text that has none."""
+    found = re.fullmatch(r"(.*?){{ if .*? }}(.*){{ end }}(.*)", template, re.S)
+    if not found:
+        return [template]
+    before, middle, after = found.groups()
+    return [before + branch + after for branch in re.split(r"{{ else(?: if .*?)? }}", middle)]
+
+
+# Metrics that are 0 or 1: such a value says something only with the metric's name, and has no unit.
+STATES = (
+    r"up|gpu_up|ops_engine_ready( of the router)?|ops_restart_pending|ops_smoke_ok|smg_worker_health"
+    r"|dsv4_sm120_kernel_active|node_systemd_unit_state{state=\"failed\"}|absent\(.+?\)"
+)
+UNITS = "(HTTP |disaggregated )?(requests|tokens|times|degrees Celsius|GPUs|engines?|messages)"
+
+
+def says_value_and_unit(text: str) -> bool:
+    """Whether a text has the value and says what it is in, once and not more."""
+    shapes = (
+        r"{{ \$value \| humanize(Percentage|Duration) }}",
+        rf"{{{{ \$value( \| humanize)? }}}} {UNITS}\b",
+        rf"(?<!\w)({STATES}) (is|has been) {{{{ \$value }}}}",
+    )
+    return text.count("$value") == 1 and any(re.search(shape, text) for shape in shapes)
+
+
+def test_a_value_without_a_unit_would_be_noticed():
+    assert says_value_and_unit("{{ $value }} requests wait")
+    assert not says_value_and_unit("{{ $value }} wait")
+    assert not says_value_and_unit("GPU 3 is lost")
+    assert says_value_and_unit("up is {{ $value }} for x")
+    assert not says_value_and_unit("the temperature is {{ $value }} for x")
+    assert branches("a {{ if $labels.x }}b{{ else if $labels.y }}c{{ else }}d{{ end }} e") == [
+        "a b e",
+        "a c e",
+        "a d e",
+    ]
+
+
 @each_alert
 def test_alert_tells_an_operator_what_to_do(rule):
     assert re.fullmatch(r"(SGLang|Gpu|Host|Node|Directory|Exporter|Alertmanager)[A-Za-z]+", rule["alert"])
@@ -73,7 +113,8 @@ def test_alert_tells_an_operator_what_to_do(rule):
     annotations = rule["annotations"]
     assert set(annotations) == {"summary", "description", "runbook_url"}
     assert "{{" not in annotations["summary"]
-    assert "$value" in annotations["description"]
+    for text in branches(annotations["description"]):
+        assert says_value_and_unit(text), text
     assert annotations["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
 
 
@@ -109,10 +150,20 @@ GUARDS: dict[str, tuple[str, str] | str] = {
     r"gpu_xid_.*": ("GpuXidUnwatched", "gpu_xid_watched or on (job, instance) 0 *"),
     r"gpu_temperature_celsius": ("GpuMetricsAbsent", "unless on (job, instance, gpu) gpu_temperature_celsius"),
     r"gpu_throttled": ("GpuMetricsAbsent", "unless on (job, instance, gpu) gpu_throttled"),
-    r"node_systemd_.*": ("NodeUnitStateAbsent", "unless on (job, instance) node_systemd_unit_state"),
+    r"node_systemd_unit_state": ("NodeUnitStateAbsent", "unless on (job, instance) ( node_systemd_unit_state"),
+    r"node_systemd_service_restart_total": (
+        "NodeUnitStateAbsent",
+        "and on (job, instance) node_systemd_service_restart",
+    ),
     r"ops_smoke_.*": ("SGLangSmokeAbsent", "absent(ops_smoke_ok)"),
-    r"ops_memory_plan_.*": ("SGLangMemoryPlanAbsent", "absent(ops_memory_plan_pool_tokens"),
-    r"ops_.*": ("HostStateAbsent", "absent(ops_state_timestamp_seconds)"),
+    r"ops_memory_plan_.*": ("SGLangMemoryPlanAbsent", "unless on (role, pool) ops_memory_plan_pool_tokens"),
+    r"ops_directory_.*": ("HostStateAbsent", "unless on (job, instance) ops_directory_avail_bytes"),
+    r"ops_engine_ready": ("HostStateAbsent", "unless on (role) ops_engine_ready"),
+    # Of the same page as the time; without a running unit there is no restart to be put off.
+    r"ops_(state_timestamp_.*|engine_device|restart_pending)": (
+        "HostStateAbsent",
+        "absent(ops_state_timestamp_seconds)",
+    ),
     r"alertmanager_.*": "without an Alertmanager nobody could be told, and a host without one is a choice",
 }
 
