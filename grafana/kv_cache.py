@@ -62,7 +62,7 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """Question, action, and the names of the metrics at the end."""
+        """Question, action, and at the end the names of the metrics, as they are exported and not as recorded."""
         return f"{self.question} {self.action} Metric: {', '.join(self.metrics)}"
 
 
@@ -201,7 +201,7 @@ CAPACITY = Panel(
     "KV capacity, planned and measured",
     "Has the engine as many tokens of cache as the memory plan promised?",
     "Off by more than the tolerance: something else holds memory, SGLangMemoryPlanDrift.",
-    ["ops_memory_plan_pool_tokens", "instance:sglang_pool_tokens:sum", "instance:sglang_memory_plan_drift:ratio"],
+    ["ops_memory_plan_pool_tokens", "sglang:max_total_num_tokens", "sglang:max_total_num_tokens_swa"],
     [
         Query(f"max by (role, pool) (ops_memory_plan_pool_tokens{{{ROLE}}})", "{{role}} {{pool}} planned", now=True),
         Query(f"instance:sglang_pool_tokens:sum{{{ENGINE}}}", "{{role}} {{pool}} measured", now=True),
@@ -233,17 +233,23 @@ USAGE = Panel(
     "KV pool usage",
     "How much of each pool do running requests hold?",
     "Over the line: fewer requests at once or a larger pool, SGLangPoolNearFull; only swa high: SGLangSWAPoolFull.",
-    ["instance:sglang_pool_usage:ratio (sglang:full_token_usage, sglang:swa_token_usage)"],
+    ["sglang:full_token_usage", "sglang:swa_token_usage"],
     [Query(f"instance:sglang_pool_usage:ratio{{{ENGINE}}}", "{{role}} {{pool}}")],
     "percentunit",
     (8, 0, 16, 8),
     limits=[(None, GREEN), (LIMITS["swa_pool_full_ratio"], ORANGE), (LIMITS["kv_pool_near_full_ratio"], RED)],
 )
+PD_QUEUES = (
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
+)
 QUEUE = Panel(
     "Queue and running",
     "Is anybody waiting, and is anything running?",
     "Waiting with nothing running: SGLangStalled, restart. Both high: too much load.",
-    ["instance:sglang_running_requests:sum", "instance:sglang_waiting_requests:sum"],
+    ["sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", *PD_QUEUES],
     [
         Query(f"instance:sglang_running_requests:sum{{{ENGINE}}}", "{{role}} running"),
         Query(f"instance:sglang_waiting_requests:sum{{{ENGINE}}}", "{{role}} waiting"),
@@ -283,7 +289,7 @@ HIT_RATE = Panel(
     "Prefix cache hit rate",
     "Which share of the prompt tokens need not be computed?",
     "Falls while sessions stay the same: evicted, or sent to another replica, SGLangCacheThrashing.",
-    ["sglang:prefill_effective_tokens_total", "instance:sglang_prefix_hit:ratio_rate30m"],
+    ["sglang:prefill_effective_tokens_total"],
     [
         Query(
             f"{rate_once('sglang:prefill_effective_tokens_total', ',mode!=' + chr(34) + 'input' + chr(34))}"
@@ -301,10 +307,7 @@ LOSSES = Panel(
     "Eviction and retraction",
     "Is cache thrown away, and work with it?",
     "Eviction alone is how a full cache works. Retracted requests over the line: SGLangRetractions, admit fewer.",
-    [
-        "sglang:evicted_tokens_total",
-        "instance:sglang_retracted_requests:increase (sglang:num_retracted_requests_total)",
-    ],
+    ["sglang:evicted_tokens_total", "sglang:num_retracted_requests_total"],
     [
         Query(or_zero(rate_once("sglang:evicted_tokens_total", ranks="tp_rank, pp_rank")), "{{role}} evicted"),
         Query(
@@ -374,18 +377,12 @@ THROUGHPUT = Panel(
     (0, 38, 12, 8),
 )
 SPLIT = f'{ENGINE},role!~"unified|replica-.+"'
-PD_QUEUES = (
-    "sglang:num_prefill_bootstrap_queue_reqs",
-    "sglang:num_prefill_inflight_queue_reqs",
-    "sglang:num_decode_prealloc_queue_reqs",
-    "sglang:num_decode_transfer_queue_reqs",
-)
 PD_STAGES = ("transfer", "bootstrap")
 PD = Panel(
     "Prefill to decode",
     "Does the KV cache arrive, and where do requests wait for it?",
     "Failures: SGLangPDTransferFailing. A queue that only grows: that role is too small, or the transfer hangs.",
-    [*PD_QUEUES, "instance:sglang_pd_failures:increase5m", "sglang:kv_transfer_latency_ms"],
+    [*PD_QUEUES, *(f"sglang:num_{stage}_failed_reqs_total" for stage in PD_STAGES), "sglang:kv_transfer_latency_ms"],
     [
         *(
             Query(
@@ -575,7 +572,19 @@ def alert_table() -> table.Panel:
         [
             organize(
                 ["Time", "Value", "__name__", "alertstate", "job"],
-                ["severity", "alertname", "role", "instance", "pool", "kernel", "gpu", "unit"],
+                [
+                    "severity",
+                    "alertname",
+                    "role",
+                    "instance",
+                    "pool",
+                    "kernel",
+                    "gpu",
+                    "unit",
+                    "worker",
+                    "path",
+                    "metric",
+                ],
             )
         ],
     )

@@ -111,11 +111,17 @@ def family(name: str, known: dict[str, Metric]) -> str | None:
     return None
 
 
+@functools.cache
+def matching(pattern: str) -> list[str]:
+    """Return the metrics that a selector's pattern matches."""
+    return [name for name in everything() if re.fullmatch(pattern, name)]
+
+
 def raw(expr: str, seen: frozenset[str] = frozenset()) -> set[str]:
     """Return the exported metrics that an expression comes from, through the recording rules."""
     found = set()
     for selector in promql.selectors(expr):
-        name = selector.name.split("(")[0] if "|" in selector.name else selector.name
-        sources = [rule["expr"] for rule in rules() if rule.get("record") == name] if name not in seen else []
-        found |= {one for source in sources for one in raw(source, seen | {name})} if sources else {name}
+        for name in matching(selector.name) if "|" in selector.name else [selector.name]:
+            sources = [rule["expr"] for rule in rules() if rule.get("record") == name] if name not in seen else []
+            found |= {one for source in sources for one in raw(source, seen | {name})} if sources else {name}
     return found
