@@ -213,5 +213,8 @@ def test_actions_name_alerts_that_exist():
 
 def test_every_panel_is_explained_in_the_documentation():
     text = (ROOT / "docs/monitoring.md").read_text()
-    rows = re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.M)
-    assert [(int(number), title) for number, title in rows] == [(panel["id"], panel["title"]) for panel in PANELS]
+    rows = re.findall(r"^\| (\d+) \| ([^|]+?) \|([^|]*)\|([^|]*)\|$", text, re.M)
+    assert [(int(number), title) for number, title, *_ in rows] == [(panel["id"], panel["title"]) for panel in PANELS]
+    for _, title, question, action in rows:
+        assert re.fullmatch(r" [A-Z].{15,}\? ", question), title
+        assert re.fullmatch(r" (?!.*\?).{15,} ", action), title
