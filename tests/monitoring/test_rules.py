@@ -222,3 +222,13 @@ def test_latency_targets_are_bucket_bounds():
     limits = generate.load_thresholds()
     for latency in generate.LATENCIES:
         assert float(limits[f"{latency.key}_target_seconds"]) in bounds[latency.metric]
+
+
+def test_what_the_rules_cost_was_measured_of_these_rules():
+    """The table is a measurement, so only a lab can renew it."""
+    text = (ROOT / "docs/performance.md").read_text()
+    table = text.split("<!-- monitoring: begin -->")[1].split("<!-- monitoring: end -->")[0].split("| group |")[1]
+    measured = {name: int(number) for name, number in re.findall(r"^\| ([\w-]+) \| (\d+) \|", table, re.M)}
+    groups = {group["name"]: len(group["rules"]) for group in yaml.safe_load(generate.RULES.read_text())["groups"]}
+    wanted = {**groups, "all": sum(groups.values())}
+    assert measured == wanted, "docs/performance.md is of other rules. Next: tests/bench/monitoring on a converged lab"
