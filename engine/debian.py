@@ -4,6 +4,8 @@
 
     debian.py DIRECTORY [--lock FILE]           fetch what is missing; refuse a file that is another one than the lock's
     debian.py DIRECTORY [--lock FILE] --update  write the lock: the packages of stack.lock.yml and what they depend on
+    ... --for PACKAGE.deb                       a package from elsewhere is installed, too: refuse a lock without what
+                                                it depends on; with --update, lock that too
 
 A lock has the lines of sha256sum, one for each package's file and one for the index, so a host proves its copy of the
 directory with `sha256sum --check`. Packages come through this machine's apt, which checks the archive's signature, from
@@ -64,6 +66,33 @@ def index(directory: Path, hashes: dict[str, str]) -> str:
     return "\n".join(entries)
 
 
+def field(file: Path, name: str) -> str:
+    """Return a field of a package file, "" for one that it does not have. Exits when it is no package."""
+    done = subprocess.run(["dpkg-deb", "--field", file, name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{file} is no Debian package ({done.stderr.strip()}); wanted: one. Next: fetch it again.")
+    return done.stdout.strip()
+
+
+def alternatives(depends: str) -> list[list[str]]:
+    """Return the names in a field like Depends: for each that is needed those that will do, without versions."""
+    clauses = [clause.split("|") for clause in depends.split(",") if clause.strip()]
+    return [[re.split(r"[ (:]", one.strip(), maxsplit=1)[0] for one in clause] for clause in clauses]
+
+
+def needs(file: Path) -> list[list[str]]:
+    """Return what a package file depends on, as alternatives()."""
+    return alternatives(", ".join(filter(None, (field(file, "Pre-Depends"), field(file, "Depends")))))
+
+
+def lacking(needed: list[list[str]], index_text: str) -> list[list[str]]:
+    """Return what of the needed an index of packages has neither by a package's name nor by what it provides."""
+    there = set(re.findall(r"^Package: (\S+)$", index_text, re.MULTILINE))
+    for provides in re.findall(r"^Provides: (.+)$", index_text, re.MULTILINE):
+        there |= {name for (name,) in alternatives(provides)}
+    return [names for names in needed if not there & set(names)]
+
+
 class Apt:
     """This machine's apt and its sources, with lists, a cache and a list of installed packages (none) of its own."""
 
@@ -122,7 +151,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--lock", type=Path, default=LOCK)
     parser.add_argument("--update", action="store_true", help="write the lock anew")
+    parser.add_argument("--for", type=Path, dest="package", metavar="PACKAGE.deb", help="a package from elsewhere")
     options = parser.parse_args()
+    needed = needs(options.package) if options.package else []
     directory, lock, started = options.directory.resolve(), options.lock.resolve(), time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     wanted = read_lock(lock.read_text()) if lock.is_file() else {}
@@ -134,7 +165,9 @@ def main() -> None:
         missing = [name for name in wanted if not (directory / name).is_file()]
         apt = Apt(Path(scratch)) if missing or options.update else None
         if apt and options.update:
-            files = apt.files_of(yaml.safe_load(STACK.read_text())["debian"]["packages"])
+            files = apt.files_of(
+                [*yaml.safe_load(STACK.read_text())["debian"]["packages"], *(one[0] for one in needed)]
+            )
             wanted = {name: wanted.get(name, "") for name in files}
             missing = [name for name in files if not (directory / name).is_file()]
         if missing:
@@ -151,6 +184,12 @@ def main() -> None:
         )
     if not (directory / INDEX).is_file() or (directory / INDEX).read_text() != text:
         (directory / INDEX).write_text(text)
+    if missed := lacking(needed, text):
+        sys.exit(
+            f"{options.package} depends on {', '.join(' or '.join(names) for names in missed)}, which {lock} does not "
+            f"have; wanted: all of it, or a host without a network can't install the package. Next: {sys.argv[0]} "
+            f"{directory} --lock FILE --update --for {options.package}, review FILE, set sglang_host_debian_lock: FILE."
+        )
     size = sum((directory / name).stat().st_size for name in wanted)
     print(
         f"debian: {len(wanted)} packages, {size / 1e6:.0f} MB, in {directory}; "

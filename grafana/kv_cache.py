@@ -3,8 +3,8 @@
 """Write grafana/dashboards/kv-cache.json: 17 panels for whoever is woken at night, KV cache first.
 
 Each panel answers one question and ends in an action, see docs/monitoring.md. Lines in a panel are the limits of the
-alerts (prometheus/thresholds.yml). Engine panels follow the variables job, instance and role; what belongs to the host
-(alerts, smoke, GPUs) does not, because each host has a Prometheus of its own.
+alerts (prometheus/thresholds.yml). Engine panels follow the variables job, instance and role, what the host says of an
+engine follows role; what belongs to the host (alerts, smoke, GPUs) follows none: each host has a Prometheus of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ LIMITS = yaml.safe_load((HERE.parent / "prometheus" / "thresholds.yml").read_tex
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 ENGINE = 'job=~"$job",instance=~"$instance",role=~"$role"'
+# What the host says of an engine comes by another job and instance.
+ROLE = 'role=~"$role"'
 RANKS = "tp_rank, pp_rank, moe_ep_rank"
 TOKENS, TOKEN_RATE = "count:tok", "count:tok/s"
 GREEN, ORANGE, RED = "green", "orange", "red"
@@ -60,7 +62,7 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """Question, action, and the names of the metrics at the end."""
+        """Question, action, and at the end the names of the metrics, as they are exported and not as recorded."""
         return f"{self.question} {self.action} Metric: {', '.join(self.metrics)}"
 
 
@@ -74,9 +76,14 @@ def rate_once(metric: str, more: str = "", ranks: str = RANKS) -> str:
     return f"sum by (job, instance, role) (max without ({ranks}) (rate({metric}{{{ENGINE}{more}}}[$__rate_interval])))"
 
 
+def zero(matchers: str = ENGINE) -> str:
+    """Return 0 for each engine that is scraped, by a metric that only engines have: a router is up, too."""
+    return f"0 * max by (job, instance, role) (sglang:max_total_num_tokens{{{matchers}}})"
+
+
 def or_zero(expr: str) -> str:
-    """Return 0 for an engine that is up and has no such counter yet: it exists only after the first event."""
-    return f"({expr}) or 0 * max by (job, instance, role) (up{{{ENGINE}}} == 1)"
+    """Return 0 for an engine that has no such counter yet, which exists only after the first event."""
+    return f"({expr}) or {zero()}"
 
 
 def quantile(share: float, metric: str) -> str:
@@ -127,7 +134,7 @@ ALERTS = Panel(
     ["ALERTS"],
     [Query('ALERTS{alertstate="firing"}', None, now=True)],
     "string",
-    (0, 0, 10, 6),
+    (0, 16, 10, 6),
     no_value="No alert is firing",
     overrides=[
         (
@@ -149,11 +156,11 @@ READY = Panel(
     ["up", "ops_engine_ready", "ops_restart_pending"],
     [
         Query(f"max by (job, instance, role) (up{{{ENGINE}}})", "{{role}} scraped", now=True),
-        Query("max by (unit, role) (ops_engine_ready)", "{{role}} ready", now=True),
-        Query("max by (unit, role) (ops_restart_pending)", "{{role}} restart", now=True),
+        Query(f"max by (unit, role) (ops_engine_ready{{{ROLE}}})", "{{role}} ready", now=True),
+        Query(f"max by (unit, role) (ops_restart_pending{{{ROLE}}})", "{{role}} restart", now=True),
     ],
     "none",
-    (10, 0, 5, 6),
+    (10, 16, 5, 6),
     no_value="Nothing is scraped: SGLangTargetAbsent",
     overrides=[(".* restart", [value("mappings", PENDING)])],
 )
@@ -167,7 +174,7 @@ SMOKE = Panel(
         Query("time() - max by (model) (ops_smoke_timestamp_seconds)", "age", now=True),
     ],
     "none",
-    (15, 0, 4, 6),
+    (15, 16, 4, 6),
     no_value="Smoke has never run: SGLangSmokeAbsent",
     overrides=[
         ("age", [value("unit", "s"), value("thresholds", steps([(None, GREEN), (LIMITS["smoke_stale_seconds"], RED)]))])
@@ -187,21 +194,21 @@ KERNELS = Panel(
         Query(f"max by (job, instance, role) (sglang:is_cuda_graph{{{ENGINE}}})", "{{role}} decode graph", now=True),
     ],
     "none",
-    (19, 0, 5, 6),
+    (19, 16, 5, 6),
     no_value="The engine exports no kernel state: SGLangMetricsAbsent",
 )
 CAPACITY = Panel(
     "KV capacity, planned and measured",
     "Has the engine as many tokens of cache as the memory plan promised?",
     "Off by more than the tolerance: something else holds memory, SGLangMemoryPlanDrift.",
-    ["ops_memory_plan_pool_tokens", "instance:sglang_pool_tokens:sum", "instance:sglang_memory_plan_drift:ratio"],
+    ["ops_memory_plan_pool_tokens", "sglang:max_total_num_tokens", "sglang:max_total_num_tokens_swa"],
     [
-        Query("max by (role, pool) (ops_memory_plan_pool_tokens)", "{{role}} {{pool}} planned", now=True),
+        Query(f"max by (role, pool) (ops_memory_plan_pool_tokens{{{ROLE}}})", "{{role}} {{pool}} planned", now=True),
         Query(f"instance:sglang_pool_tokens:sum{{{ENGINE}}}", "{{role}} {{pool}} measured", now=True),
         Query(f"instance:sglang_memory_plan_drift:ratio{{{ENGINE}}}", "{{role}} {{pool}} drift", now=True),
     ],
     TOKENS,
-    (0, 6, 8, 8),
+    (0, 0, 8, 8),
     no_value="No engine is scraped: SGLangTargetAbsent",
     overrides=[
         (
@@ -226,23 +233,29 @@ USAGE = Panel(
     "KV pool usage",
     "How much of each pool do running requests hold?",
     "Over the line: fewer requests at once or a larger pool, SGLangPoolNearFull; only swa high: SGLangSWAPoolFull.",
-    ["instance:sglang_pool_usage:ratio (sglang:full_token_usage, sglang:swa_token_usage)"],
+    ["sglang:full_token_usage", "sglang:swa_token_usage"],
     [Query(f"instance:sglang_pool_usage:ratio{{{ENGINE}}}", "{{role}} {{pool}}")],
     "percentunit",
-    (8, 6, 8, 8),
+    (8, 0, 16, 8),
     limits=[(None, GREEN), (LIMITS["swa_pool_full_ratio"], ORANGE), (LIMITS["kv_pool_near_full_ratio"], RED)],
+)
+PD_QUEUES = (
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
 )
 QUEUE = Panel(
     "Queue and running",
     "Is anybody waiting, and is anything running?",
     "Waiting with nothing running: SGLangStalled, restart. Both high: too much load.",
-    ["instance:sglang_running_requests:sum", "instance:sglang_waiting_requests:sum"],
+    ["sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_grammar_queue_reqs", *PD_QUEUES],
     [
         Query(f"instance:sglang_running_requests:sum{{{ENGINE}}}", "{{role}} running"),
         Query(f"instance:sglang_waiting_requests:sum{{{ENGINE}}}", "{{role}} waiting"),
     ],
     "none",
-    (16, 6, 8, 8),
+    (16, 22, 8, 8),
 )
 FULL_POOL = Panel(
     "Full-attention pool",
@@ -255,7 +268,7 @@ FULL_POOL = Panel(
         Query(once("sglang:kv_available_tokens"), "{{role}} available"),
     ],
     TOKENS,
-    (0, 14, 8, 8),
+    (0, 8, 12, 8),
 )
 HAS_SWA = f'and on (job, instance, role) instance:sglang_pool_tokens:sum{{{ENGINE},pool="swa"}}'
 SWA_POOL = Panel(
@@ -269,14 +282,14 @@ SWA_POOL = Panel(
         Query(f"{once('sglang:swa_available_tokens')} {HAS_SWA}", "{{role}} available"),
     ],
     TOKENS,
-    (8, 14, 8, 8),
+    (12, 8, 12, 8),
     no_value="This model has no sliding-window pool",
 )
 HIT_RATE = Panel(
     "Prefix cache hit rate",
     "Which share of the prompt tokens need not be computed?",
     "Falls while sessions stay the same: evicted, or sent to another replica, SGLangCacheThrashing.",
-    ["sglang:prefill_effective_tokens_total", "instance:sglang_prefix_hit:ratio_rate30m"],
+    ["sglang:prefill_effective_tokens_total"],
     [
         Query(
             f"{rate_once('sglang:prefill_effective_tokens_total', ',mode!=' + chr(34) + 'input' + chr(34))}"
@@ -286,7 +299,7 @@ HIT_RATE = Panel(
         Query(f"instance:sglang_prefix_hit:ratio_rate30m{{{ENGINE}}}", "{{role}} 30m"),
     ],
     "percentunit",
-    (16, 14, 8, 8),
+    (0, 22, 8, 8),
     no_value="No prompt in this time",
     limits=[(None, RED), (LIMITS["prefix_hit_low_ratio"], GREEN)],
 )
@@ -294,10 +307,7 @@ LOSSES = Panel(
     "Eviction and retraction",
     "Is cache thrown away, and work with it?",
     "Eviction alone is how a full cache works. Retracted requests over the line: SGLangRetractions, admit fewer.",
-    [
-        "sglang:evicted_tokens_total",
-        "instance:sglang_retracted_requests:increase (sglang:num_retracted_requests_total)",
-    ],
+    ["sglang:evicted_tokens_total", "sglang:num_retracted_requests_total"],
     [
         Query(or_zero(rate_once("sglang:evicted_tokens_total", ranks="tp_rank, pp_rank")), "{{role}} evicted"),
         Query(
@@ -306,7 +316,7 @@ LOSSES = Panel(
         ),
     ],
     TOKEN_RATE,
-    (0, 22, 8, 8),
+    (8, 22, 8, 8),
     overrides=[
         (
             ".* retracted .*",
@@ -326,7 +336,7 @@ TTFT = Panel(
     ["sglang:time_to_first_token_seconds"],
     quantiles("sglang:time_to_first_token_seconds"),
     "s",
-    (8, 22, 8, 8),
+    (0, 30, 8, 8),
     no_value="No request in this time",
     limits=[(None, GREEN), (LIMITS["ttft_target_seconds"], RED)],
 )
@@ -337,7 +347,7 @@ ITL = Panel(
     ["sglang:inter_token_latency_seconds"],
     quantiles("sglang:inter_token_latency_seconds"),
     "s",
-    (16, 22, 8, 8),
+    (8, 30, 8, 8),
     no_value="No streamed answer in this time",
     limits=[(None, GREEN), (LIMITS["itl_target_seconds"], RED)],
 )
@@ -348,7 +358,7 @@ E2E = Panel(
     ["sglang:e2e_request_latency_seconds"],
     quantiles("sglang:e2e_request_latency_seconds"),
     "s",
-    (0, 30, 8, 8),
+    (16, 30, 8, 8),
     no_value="No request ended in this time",
 )
 THROUGHPUT = Panel(
@@ -364,20 +374,15 @@ THROUGHPUT = Panel(
         for kind, legend in (("generation", "generated"), ("prompt", "prompt"))
     ],
     TOKEN_RATE,
-    (8, 30, 8, 8),
+    (0, 38, 12, 8),
 )
 SPLIT = f'{ENGINE},role!~"unified|replica-.+"'
-PD_QUEUES = (
-    "sglang:num_prefill_bootstrap_queue_reqs",
-    "sglang:num_prefill_inflight_queue_reqs",
-    "sglang:num_decode_prealloc_queue_reqs",
-    "sglang:num_decode_transfer_queue_reqs",
-)
+PD_STAGES = ("transfer", "bootstrap")
 PD = Panel(
     "Prefill to decode",
     "Does the KV cache arrive, and where do requests wait for it?",
     "Failures: SGLangPDTransferFailing. A queue that only grows: that role is too small, or the transfer hangs.",
-    [*PD_QUEUES, "instance:sglang_pd_failures:increase5m", "sglang:kv_transfer_latency_ms"],
+    [*PD_QUEUES, *(f"sglang:num_{stage}_failed_reqs_total" for stage in PD_STAGES), "sglang:kv_transfer_latency_ms"],
     [
         *(
             Query(
@@ -386,7 +391,11 @@ PD = Panel(
             )
             for name in PD_QUEUES
         ),
-        Query(f"instance:sglang_pd_failures:increase5m{{{SPLIT}}}", "{{role}} {{stage}} failures in 5m"),
+        Query(
+            f"instance:sglang_pd_failures:increase5m{{{SPLIT}}}"
+            + "".join(f' or label_replace({zero(SPLIT)}, "stage", "{stage}", "", "")' for stage in PD_STAGES),
+            "{{role}} {{stage}} failures in 5m",
+        ),
         Query(
             f"histogram_quantile(0.95, sum by (le, role) (max without ({RANKS})"
             f" (rate(sglang:kv_transfer_latency_ms_bucket{{{SPLIT}}}[$__rate_interval]))))",
@@ -394,7 +403,7 @@ PD = Panel(
         ),
     ],
     "none",
-    (16, 30, 8, 8),
+    (12, 38, 12, 8),
     no_value="No disaggregated engine",
     overrides=[(".* transfer p95", [value("unit", "ms"), RIGHT_AXIS])],
 )
@@ -423,7 +432,7 @@ GPUS = Panel(
     ],
     [Query(expr, None, now=True) for expr in GPU_COLUMNS.values()],
     "none",
-    (0, 38, 24, 10),
+    (0, 46, 24, 10),
     no_value="No GPU exporter is scraped: the engines compute on a CPU, or GpuExporterAbsent",
     overrides=[
         ("memory", [value("unit", "percentunit"), value("decimals", 0)]),
@@ -563,7 +572,19 @@ def alert_table() -> table.Panel:
         [
             organize(
                 ["Time", "Value", "__name__", "alertstate", "job"],
-                ["severity", "alertname", "role", "instance", "pool", "kernel", "gpu", "unit"],
+                [
+                    "severity",
+                    "alertname",
+                    "role",
+                    "instance",
+                    "pool",
+                    "kernel",
+                    "gpu",
+                    "unit",
+                    "worker",
+                    "path",
+                    "metric",
+                ],
             )
         ],
     )
@@ -587,18 +608,18 @@ def variable(name: str, label: str, matchers: str) -> dashboard.QueryVariable:
 
 
 def build() -> models.Dashboard:
-    """Return the dashboard; panel numbers follow the order in which an operator reads."""
+    """Return the dashboard; panel numbers follow the picture, the cache first and then what is wrong."""
     panels = [
+        as_stat(CAPACITY),
+        as_lines(USAGE).max(1),
+        *(as_lines(panel, stacked=True) for panel in STACKED_PANELS),
         alert_table(),
         as_stat(READY, UP),
         as_stat(SMOKE, PASSED),
         as_stat(KERNELS, ACTIVE),
-        as_stat(CAPACITY),
-        as_lines(USAGE).max(1),
-        as_lines(QUEUE),
-        *(as_lines(panel, stacked=True) for panel in STACKED_PANELS),
         as_lines(HIT_RATE).max(1),
         as_lines(LOSSES),
+        as_lines(QUEUE),
         *(as_lines(panel) for panel in LATENCY_PANELS),
         as_lines(THROUGHPUT),
         as_lines(PD),

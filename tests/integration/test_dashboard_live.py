@@ -7,6 +7,7 @@ really be missing there: an entry that is not needed any more fails as well.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -54,6 +55,8 @@ NOT_RECORDED = {
     "instance:sglang_pd_failures:increase5m": "nothing is transferred",
     "instance:gpu_up:count": "there is no GPU",
 }
+# Series of a histogram or summary.
+PARTS = ("bucket", "sum", "count")
 LOADED_SECONDS = 40
 PENDING_SECONDS = 60
 
@@ -132,6 +135,19 @@ def test_labels_stay_within_their_bounds(busy: SiteHost) -> None:
     # Of a histogram that no client's choice divides.
     buckets = 'max(count by (__name__, is_streaming, stage) ({job="sglang", __name__=~".+_bucket"}))'
     assert int(ask(busy, buckets)[0]["value"][1]) + 2 <= most["histogram"]  # and sum and count
+
+
+def test_the_engine_exports_nothing_that_is_not_listed(busy: SiteHost) -> None:
+    """Rules, panels and texts are held against the list, so the list is held against the engine that is installed."""
+    with (CHECKOUT / "tests/monitoring/metrics/sglang-0.5.23.tsv").open() as stream:
+        kinds = {row["name"]: row["type"] for row in csv.DictReader(stream, delimiter="\t")}
+    parts = {f"{name}_{part}" for name, kind in kinds.items() if kind in ("histogram", "summary") for part in PARTS}
+    seen = set(fetch(busy, "label/__name__/values", **{"match[]": '{job="sglang"}'}))
+    engine = {name for name in seen if name.startswith("sglang:")}
+    # The rest is what Prometheus itself says of the target, records and alerts.
+    assert {name for name in seen - engine if not name.startswith(("scrape_", "instance:", "ALERTS"))} == {"up"}
+    assert len(engine) > 50
+    assert engine - set(kinds) - parts == set()
 
 
 def test_load_sets_no_alert_off(busy: SiteHost) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.integration
 VERSION = "12.3.1"
 FIRST, SECOND = "first-password-of-the-vault", "second-password-of-the-vault"
 UNIT = "grafana-server.service"
+NEEDED, MIRROR = "fonts-of-a-grafana", "/run/mirror-of-grafana"
 # Like Grafana: the password of the environment counts at the first start, from then on the one in the database does.
 PROGRAM = """#!/usr/bin/env python3
 import base64, configparser, http.server, os, pathlib, sys
@@ -53,7 +55,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     repository = Repository(tmp_path_factory.mktemp("apt") / "repository")
     files = {"/usr/share/grafana/bin/grafana": PROGRAM, "/DEBIAN/postinst": POSTINST}
     files |= {f"/lib/systemd/system/{UNIT}": VENDOR_UNIT, "/etc/grafana/grafana.ini": "[server]\n"}
-    repository.add("grafana", VERSION, files=files)
+    # Grafana's own needs packages that no other role brings; this one comes from the mirror's directory.
+    repository.add(NEEDED, "1.0", files={f"/usr/share/{NEEDED}/font": "a font\n"})
+    repository.add("grafana", VERSION, depends=NEEDED, files=files)
     key = Key()
     repository.publish(key)
     key.forget()
@@ -68,15 +72,32 @@ def server(host: SiteHost, repository: Repository) -> Iterator[Server]:
     server.close()
 
 
+@pytest.fixture(scope="module")
+def lock(host: SiteHost, repository: Repository, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lock of a mirror on the host, with the one package that ours depends on."""
+    directory = tmp_path_factory.mktemp("mirror")
+    file = repository.directory / f"{NEEDED}_1.0_all.deb"
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    control = subprocess.run(["dpkg-deb", "--field", file], check=True, capture_output=True, text=True).stdout.rstrip()
+    index = f"{control}\nFilename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256}\n"
+    sums = f"{sha256}  {file.name}\n{hashlib.sha256(index.encode()).hexdigest()}  Packages\n"
+    (directory / "debian.sha256").write_text(sums)
+    (repository.directory / "index-of-the-mirror").write_text(index)
+    fetch = f"curl -sf -o {file.name} {server.url}/{file.name} && curl -sf -o Packages {server.url}/index-of-the-mirror"
+    host.shell(f"mkdir -p {MIRROR} && cd {MIRROR} && {fetch}")
+    return directory / "debian.sha256"
+
+
 @pytest.fixture
-def provision(host: SiteHost, repository: Repository, server: Server, tmp_path: Path):
+def provision(host: SiteHost, repository: Repository, server: Server, lock: Path, tmp_path: Path):
     """Run the role, with everything shown that can be."""
     package = f"grafana_{VERSION}_all.deb"
     sha256 = hashlib.sha256((repository.directory / package).read_bytes()).hexdigest()
 
     def run(*arguments: str, password: str = FIRST, status: int | None = 0, **variables: object) -> Run:
         values = {"grafana_enabled": True, "grafana_package": f"{server.url}/{package}", "grafana_version": VERSION}
-        values |= {"grafana_package_sha256": sha256, "grafana_admin_password": password, **variables}
+        values |= {"grafana_package_sha256": sha256, "grafana_admin_password": password}
+        values |= {"sglang_host_debian_mirror": MIRROR, "sglang_host_debian_lock": str(lock), **variables}
         (tmp_path / "variables.json").write_text(json.dumps(values))
         settings = ("-e", f"@{tmp_path}/variables.json", "--diff", "-vvv")
         done = host.play("site.yml", "--tags", "grafana", *settings, *arguments, status=status)
@@ -109,6 +130,7 @@ def test_check_mode_installs_nothing(provision, host: SiteHost, fresh: dict) -> 
 def test_the_pinned_package_serves_on_loopback(provision, host: SiteHost) -> None:
     provision()
     assert host.shell("dpkg-query -W -f '${Version}' grafana") == VERSION
+    assert host.shell(f"cat /usr/share/{NEEDED}/font") == "a font"
     assert host.shell(f"systemctl is-active {UNIT}") == "active"
     assert host.shell("ss -ltnH 'sport = :3000' | awk '{print $4}'") == "127.0.0.1:3000"
     assert host.shell("ps -o user= -p " + str(host.main_pid(UNIT))) == "grafana"
@@ -148,6 +170,7 @@ def test_another_password_replaces_the_one_in_the_database(provision, host: Site
 
 def test_uninstall_leaves_the_host_as_it_was(host: SiteHost, fresh: dict) -> None:
     host.play("playbooks/uninstall.yml", "-e", "uninstall_models=true")
+    host.shell(f"rm -r {MIRROR}")
     left = difference(fresh, host.snapshot())
     # The package's own script made them, and no package removes its user.
     users = {name: [line for line in lines if not line.startswith("+grafana:")] for name, lines in left.items()}

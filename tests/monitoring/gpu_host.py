@@ -62,7 +62,10 @@ NODE: list[tuple[str, str, str]] = [
     ("ops_state_timestamp_seconds", "", "now"),
     *(("ops_memory_plan_pool_tokens", f'role="{role}",pool="full"', "2000000") for role in ("prefill", "decode")),
 ]
-GPU: list[tuple[str, str, str]] = [("gpu_xid_errors_total", 'gpu="3",xid="79"', "0.01/s")]
+GPU: list[tuple[str, str, str]] = [
+    ("gpu_xid_errors_total", 'gpu="3",xid="79"', "0.01/s"),
+    ("gpu_xid_watched", "", "8"),
+]
 for number in range(8):
     labels = f'gpu="{number}",pci="00000000:0{number}:00.0"'
     GPU += [

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import ast
 import csv
+import functools
 import re
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
 
 import generate
+import promql
 import yaml
 from ops import memory_plan_report
 
@@ -78,10 +80,15 @@ def plan_metrics() -> dict[str, Metric]:
     return {name: Metric("gauge", labels) for name in set(re.findall(r'"(ops_memory_plan_[a-z_]+)"', text))}
 
 
+@functools.cache
+def rules() -> list[dict]:
+    """Return our own rules of all groups, recording and alerting."""
+    return [rule for group in yaml.safe_load(generate.RULES.read_text())["groups"] for rule in group["rules"]]
+
+
 def recording_rules() -> dict[str, Metric]:
     """Return the series that our own rules record."""
-    groups = yaml.safe_load(generate.RULES.read_text())["groups"]
-    names = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    names = {rule["record"] for rule in rules() if "record" in rule}
     return {name: Metric("gauge", frozenset({"pool", "stage"})) for name in names}
 
 
@@ -102,3 +109,19 @@ def family(name: str, known: dict[str, Metric]) -> str | None:
         if base != name and base in known and known[base].kind == "histogram":
             return base
     return None
+
+
+@functools.cache
+def matching(pattern: str) -> list[str]:
+    """Return the metrics that a selector's pattern matches."""
+    return [name for name in everything() if re.fullmatch(pattern, name)]
+
+
+def raw(expr: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Return the exported metrics that an expression comes from, through the recording rules."""
+    found = set()
+    for selector in promql.selectors(expr):
+        for name in matching(selector.name) if "|" in selector.name else [selector.name]:
+            sources = [rule["expr"] for rule in rules() if rule.get("record") == name] if name not in seen else []
+            found |= {one for source in sources for one in raw(source, seen | {name})} if sources else {name}
+    return found

@@ -105,24 +105,66 @@ def test_a_lost_gpu_hides_no_other(exporter, nvml, call):
     assert ("gpu_memory_used_bytes", "0") not in seen
 
 
-def test_xid_errors_are_counted_while_it_waits(exporter, nvml):
-    events = iter([SimpleNamespace(device=1, eventData=79), None, SimpleNamespace(device=1, eventData=79)])
+@pytest.fixture
+def watch(exporter, nvml):
+    """Return a function: events (the error that waiting for one raises in its place) -> a watch that has seen them."""
     drained = threading.Event()
 
+    def look(*events):
+        waiting = iter(events)
+
+        def wait(_events, _timeout):
+            event = next(waiting, None)
+            if event is None:
+                drained.set()
+                threading.Event().wait()
+            if isinstance(event, Exception):
+                raise event
+            return event
+
+        nvml.setattr(pynvml, "nvmlEventSetCreate", lambda: None)
+        nvml.setattr(pynvml, "nvmlDeviceRegisterEvents", lambda handle, kinds, events: None)
+        nvml.setattr(pynvml, "nvmlEventSetWait_v2", wait)
+        watch = exporter.XidWatch()
+        assert not any(name == "gpu_xid_errors_total" for name, *_ in samples(exporter, watch))
+        watch.start()
+        assert drained.wait(5)
+        return watch
+
+    return look
+
+
+def xid(number: int, device: int) -> SimpleNamespace:
+    """Return an event as NVML gives it."""
+    return SimpleNamespace(device=device, eventData=number)
+
+
+def test_xid_errors_are_counted_while_it_waits(exporter, watch):
+    seen = samples(exporter, watch(xid(79, 1), pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT), xid(79, 1)))
+    assert seen["gpu_xid_errors_total", "1", "79"] == 2
+    assert seen[("gpu_xid_watched",)] == 2
+
+
+def test_an_xid_error_of_a_gpu_that_fell_off_the_bus_is_counted(exporter, nvml, watch):
+    """It does not tell its number any more; the others are watched as before."""
+    lost = raises(pynvml.NVML_ERROR_GPU_IS_LOST)
+    nvml.setattr(pynvml, "nvmlDeviceGetIndex", lambda handle: lost() if handle == 0 else handle)
+    seen = samples(exporter, watch(xid(79, 0), xid(31, 1)))
+    assert seen["gpu_xid_errors_total", "unknown", "79"] == 1
+    assert seen["gpu_xid_errors_total", "1", "31"] == 1
+    assert seen[("gpu_xid_watched",)] == 2
+
+
+def test_nobody_is_watched_when_the_watch_has_ended(exporter, nvml):
+    watch = exporter.XidWatch()
+
     def wait(_events, _timeout):
-        event = next(events, "end")
-        if event == "end":
-            drained.set()
-            threading.Event().wait()
-        return event or raises(pynvml.NVML_ERROR_TIMEOUT)()
+        assert watch.watched == 2
+        raise OSError("the library is gone")
 
     nvml.setattr(pynvml, "nvmlEventSetCreate", lambda: None)
     nvml.setattr(pynvml, "nvmlDeviceRegisterEvents", lambda handle, kinds, events: None)
     nvml.setattr(pynvml, "nvmlEventSetWait_v2", wait)
-    watch = exporter.XidWatch()
-    assert ("gpu_xid_errors_total", "1", "79") not in samples(exporter, watch)
-    watch.start()
-    assert drained.wait(5)
-    seen = samples(exporter, watch)
-    assert seen["gpu_xid_errors_total", "1", "79"] == 2
-    assert seen[("gpu_xid_watched",)] == 2
+    with pytest.raises(OSError, match="the library is gone"):
+        watch.run()
+    assert samples(exporter, watch)[("gpu_xid_watched",)] == 0

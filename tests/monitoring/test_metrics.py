@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import generate
 import known
@@ -16,10 +17,9 @@ import yaml
 KNOWN = known.everything()
 RULES = [rule for group in yaml.safe_load(generate.RULES.read_text())["groups"] for rule in group["rules"]]
 PANELS = json.loads(kv_cache.OUTPUT.read_text())["panels"]
-EXPRESSIONS = {
-    **{f"{rule.get('alert') or rule['record']} {number}": rule["expr"] for number, rule in enumerate(RULES)},
-    **{f"{panel['title']} {query['refId']}": query["expr"] for panel in PANELS for query in panel["targets"]},
-}
+QUERIES = {f"{panel['title']} {query['refId']}": query["expr"] for panel in PANELS for query in panel["targets"]}
+EXPRESSIONS = {f"{rule.get('alert') or rule['record']} {number}": rule["expr"] for number, rule in enumerate(RULES)}
+EXPRESSIONS |= QUERIES
 RANKS = {"tp_rank", "pp_rank", "moe_ep_rank"}
 each = pytest.mark.parametrize("where", EXPRESSIONS)
 
@@ -102,8 +102,53 @@ def test_the_first_event_counts(name):
         assert re.search(rf"increase\({name}\[(\w+)\]\) > 0\) or \( ?\(?{name} unless {name} offset \1", expr), expr
 
 
-def test_panels_show_zero_before_the_first_event():
-    panels = [query["expr"] for panel in PANELS for query in panel["targets"]]
-    late = [expr for expr in panels if any(name in expr for name in BORN_LATE)]
-    assert late
-    assert [expr for expr in late if " or 0 * " not in expr] == []
+LATE = [where for where, expr in QUERIES.items() if known.raw(expr) & BORN_LATE]
+ZEROS = [where for where, expr in QUERIES.items() if re.search(r" or (label_replace[(])?0 [*] ", expr)]
+
+
+def test_panels_say_what_to_show_before_the_first_event():
+    """Of a counter that is born late, itself or as recorded."""
+    assert len(LATE) == 4
+    assert set(LATE) - set(ZEROS) == set()
+
+
+SPLIT_HOST = """\
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'up{{job="sglang",instance="a",role="decode"}}', values: '1x90'}}
+      - {{series: 'up{{job="router",instance="b",role="router"}}', values: '1x90'}}
+      - {{series: 'gpu_up{{job="gpu",instance="c",gpu="0",pci="0"}}', values: '1x90'}}
+      - {{series: 'sglang:max_total_num_tokens{{job="sglang",instance="a",role="decode",tp_rank="0"}}', values: '9x90'}}
+      - {{series: 'sglang:max_total_num_tokens{{job="sglang",instance="a",role="decode",tp_rank="1"}}', values: '9x90'}}
+{counters}
+    promql_expr_test:
+      - {{expr: '{expr}', eval_time: 80m, exp_samples: {samples}}}
+"""
+
+
+@pytest.mark.parametrize("at_rest", [False, True], ids=["unborn", "at-rest"])
+@pytest.mark.parametrize("where", ZEROS)
+def test_panels_show_zero_of_a_counter_that_does_not_move(promtool, tmp_path, where, at_rest):
+    """One for each engine, and stage or GPU; a router, which is a target as well, has none of these counters."""
+    expr = promql.fill(QUERIES[where])
+    engine = 'job="sglang",instance="a",role="decode"'
+    labels = [f"{{{engine}}}"]
+    if "stage" in expr:
+        labels = [f'{{{engine},stage="{stage}"}}' for stage in kv_cache.PD_STAGES]
+    elif "gpu_" in expr:
+        engine, labels = 'job="gpu",instance="c",gpu="0"', ['{gpu="0"}']
+    counters = [f"{name}{{{engine}}}" for name in sorted(known.raw(expr) & BORN_LATE) if at_rest]
+    text = SPLIT_HOST.format(
+        rules=generate.RULES,
+        counters="\n".join(f"      - {{series: '{series}', values: '0x90'}}" for series in counters),
+        expr=expr,
+        samples=json.dumps([{"labels": one, "value": 0} for one in labels]),
+    )
+    (tmp_path / "zero.yml").write_text(text)
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "zero.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -29,21 +29,25 @@ class Archive:
         (directory / "stack.yml").write_text("debian: {packages: {server: the reason}}\n")
         self.stack = directory / "stack.yml"
 
+    def build(self, file: Path, name: str, version: str, depends: str = "") -> None:
+        """Build a package into a file."""
+        tree = self.packages.parent / "tree"
+        (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
+        (tree / "DEBIAN/control").write_text(
+            f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests <tests@example>\n"
+            + (f"Depends: {depends}\n" if depends else "")
+            + f"Description: stands for {name}\n"
+        )
+        build = ["dpkg-deb", "--root-owner-group", "--build", tree, file]
+        subprocess.run(build, check=True, capture_output=True)
+
     def publish(self, **versions: str) -> None:
         """Have the archive hold these packages and no others; a server depends on the library."""
         for file in self.packages.iterdir():
             file.unlink()
         for name, version in versions.items():
-            tree = self.packages.parent / "tree"
-            (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
-            depends = "Depends: library\n" if name == "server" else ""
-            (tree / "DEBIAN/control").write_text(
-                f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests <tests@example>\n"
-                f"{depends}Description: stands for {name}\n"
-            )
             file = self.packages / f"{name}_{version.replace(':', '%3a')}_all.deb"
-            build = ["dpkg-deb", "--root-owner-group", "--build", tree, file]
-            subprocess.run(build, check=True, capture_output=True)
+            self.build(file, name, version, "library" if name == "server" else "")
         index = subprocess.run(["apt-ftparchive", "packages", "."], cwd=self.packages, check=True, capture_output=True)
         (self.packages / "Packages").write_bytes(index.stdout)
 
@@ -144,3 +148,44 @@ def test_a_version_that_the_archive_dropped_is_explained_and_an_update_takes_the
 def test_without_a_lock_the_next_command_is_named(run):
     with pytest.raises(SystemExit, match=r"has no package; wanted: a lock\. Next: the same command with --update"):
         run()
+
+
+@pytest.fixture
+def grafana(archive, tmp_path) -> Path:
+    """A package from elsewhere that depends on one of the lock and on one that is not in it."""
+    file = tmp_path / "grafana.deb"
+    archive.build(file, "grafana", "12.3.1", "library, fonts (>= 2.0) | other-fonts, server:any")
+    return file
+
+
+def test_a_package_from_elsewhere_without_what_it_depends_on_is_refused(archive, run, grafana):
+    run("--update")
+    lock = archive.lock.read_text()
+    with pytest.raises(SystemExit) as refused:
+        run("--for", str(grafana))
+    told = str(refused.value)
+    assert told.startswith(
+        f"{grafana} depends on fonts or other-fonts, which {archive.lock} does not have; wanted: all"
+    )
+    assert f"--update --for {grafana}, review FILE, set sglang_host_debian_lock: FILE." in told
+    assert archive.lock.read_text() == lock
+
+
+def test_an_update_locks_what_a_package_from_elsewhere_depends_on(archive, run, grafana):
+    archive.publish(server="1:2.0-1", library="1.0", fonts="2.1")
+    run("--update", "--for", str(grafana))
+    assert "fonts_2.1_all.deb" in debian.read_lock(archive.lock.read_text())
+    assert "; 0 fetched" in run("--for", str(grafana))
+
+
+def test_a_file_that_is_no_package_is_refused(run, tmp_path):
+    (tmp_path / "grafana.deb").write_text("<html>not found</html>")
+    with pytest.raises(SystemExit, match=r"grafana.deb is no Debian package .*; wanted: one. Next: fetch it again"):
+        run("--for", str(tmp_path / "grafana.deb"))
+
+
+def test_what_another_package_provides_is_not_lacking():
+    needed = debian.alternatives("adduser, libc6 (>= 2.34), fontconfig-config | fonts, mail-transport-agent:any")
+    assert needed == [["adduser"], ["libc6"], ["fontconfig-config", "fonts"], ["mail-transport-agent"]]
+    index = "Package: adduser\n\nPackage: libc6\n\nPackage: exim\nProvides: mail (= 1), mail-transport-agent\n"
+    assert debian.lacking(needed, index) == [["fontconfig-config", "fonts"]]

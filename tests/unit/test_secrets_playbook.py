@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,15 @@ def test_a_production_inventory_without_its_key_names_this_playbook(vault):
     assert done.returncode == 2
     told = " ".join(done.stdout.split())
     assert f"not set; next: ansible-playbook -i {ROOT}/inventory/production.example playbooks/secrets.yml" in told
+
+
+def test_the_production_inventory_uses_what_is_made(vault):
+    """Each of the secrets is some variable's value there; one that nothing reads would be made for nobody."""
+    assert vault.play().returncode == 0
+    example = ROOT / "inventory/production.example/group_vars/all/main.yml"
+    (vault.inventory / "group_vars/all/main.yml").write_text(example.read_text())
+    assert set(re.findall(r"\bvault_\w+", example.read_text())) == NAMES
+    lengths = "msg={{ [sglang_serve_api_key, grafana_admin_password] | map('length') }}"
+    words = ("-m", "ansible.builtin.debug", "-a", lengths)
+    told = vault.run("ansible", "-i", str(vault.inventory), "gpu1", *words)
+    assert " ".join(told.stdout.split()).endswith("msg: - 40 - 40"), told.stdout + told.stderr

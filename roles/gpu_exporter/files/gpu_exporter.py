@@ -62,7 +62,13 @@ class XidWatch(threading.Thread):
         self.watched = 0
 
     def run(self) -> None:
-        """Register every GPU that can report, and wait for ever."""
+        """Register every GPU that can report, and wait for ever; whatever ends that, nobody is watched any more."""
+        try:
+            self._watch()
+        finally:
+            self.watched = 0
+
+    def _watch(self) -> None:
         events = pynvml.nvmlEventSetCreate()
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
@@ -80,9 +86,17 @@ class XidWatch(threading.Thread):
                 print(f"waiting for Xid errors: {error}", flush=True)
                 time.sleep(XID_WAIT_MS / 1000)
                 continue
-            gpu, xid = str(pynvml.nvmlDeviceGetIndex(event.device)), str(event.eventData)
+            gpu, xid = index_of(event.device), str(event.eventData)
             print(f"GPU {gpu}: Xid {xid}", flush=True)
             self.counts[gpu, xid] += 1
+
+
+def index_of(handle: Any) -> str:
+    """The GPU's number; "unknown" of one that does not even say that any more, as after Xid 79."""
+    try:
+        return str(pynvml.nvmlDeviceGetIndex(handle))
+    except pynvml.NVMLError:
+        return "unknown"
 
 
 def pci_of(handle: Any) -> str:
