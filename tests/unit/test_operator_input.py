@@ -208,6 +208,6 @@ def test_a_host_without_the_key_file_is_explained(tmp_path):
     """The module fails before it has a status; what it says is what is shown."""
     server = {"name": "unified", "unit": "sglang-unified.service", "url": "http://127.0.0.1:9", "side": False}
     said = role(tmp_path, "sglang_serve", "ready", __sglang_serve_these=[server], sglang_serve_api_key="k" * 20)
-    assert "sglang_ready for sglang-unified.service: " in said, said
+    assert "sglang-unified.service was not looked at: cannot read the API key" in said, said
     assert "/etc/sglang/credentials/api-key" in said
     assert "no attribute" not in said
