@@ -36,9 +36,11 @@ OTHER = {
     "gpu_bus_id",  # what nvidia-smi says, and what is made of it
     "gpu_free_mib",
     "gpu_node",
+    "gpu_row",
     "gpu_checks",
     "gpu_lost",  # causes that the journal shows
     "gpu_memory_held",
+    "gpu_memory_unknown",
     "gpu_out_of_memory",
     "gpu_xid_errors",  # the client libraries add _total
     "dsv4_sm120_kernel_calls",
