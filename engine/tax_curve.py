@@ -7,8 +7,8 @@
 
 For each length: site.yml and playbooks/bench.yml with it, without a long context among the levels. At the end, after a
 failure, and after SIGINT, SIGTERM or SIGHUP (a lost connection): site.yml without a length, which brings back what the
-inventory says. The play that runs then is ended first. Only SIGKILL and a loss of power leave a length in service;
-smoke.yml reports it as drift, and site.yml puts it right.
+inventory says. The play that runs then is ended first; after SIGHUP all words go to .cache/tax_curve.log. Only SIGKILL
+and a loss of power leave a length in service; smoke.yml reports it as drift, and site.yml puts it right.
 
 Ends with 0 when all was measured and put back, 1 when a play failed, 2 when the configuration could not be put back,
 128 and the signal's number after a signal.
@@ -17,6 +17,7 @@ Ends with 0 when all was measured and put back, 1 when a play failed, 2 when the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A play that is asked to end gets so many seconds for it.
 END_S = 60
+LOG = REPOSITORY / ".cache" / "tax_curve.log"
 
 
 class Ended(Exception):
@@ -62,18 +64,29 @@ def play(words: list[str]) -> int:
 
 
 def heed(number: int, _frame: object) -> None:
-    """End what runs; from now on nothing stops the way back."""
+    """End what runs; from now on nothing stops the way back, a terminal that is gone does not either."""
     for one in ENDING:
         signal.signal(one, signal.SIG_IGN)
+    if number == signal.SIGHUP:
+        leave_the_terminal()
     raise Ended(number)
+
+
+def leave_the_terminal() -> None:
+    """Write to a file from now on: what is written to a terminal that has hung up fails, in every play too."""
+    LOG.parent.mkdir(exist_ok=True)
+    log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, place)
 
 
 def measure(lengths: list[int], options: list[str]) -> int:
     """Run the plays until one fails, put the configuration back, and return the exit status."""
     status = 0
-    for number in ENDING:
-        signal.signal(number, heed)
     try:
+        for number in ENDING:
+            signal.signal(number, heed)
         for words in plays(lengths, options):
             if play(words) != 0:
                 print(f"tax_curve: it failed: {' '.join(words)}", file=sys.stderr, flush=True)
@@ -82,8 +95,9 @@ def measure(lengths: list[int], options: list[str]) -> int:
     except Ended as ended:
         status = 128 + ended.args[0]
     finally:
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(Ended):  # of a signal at this very moment; heed has had all ignored
+            for number in ENDING:
+                signal.signal(number, signal.SIG_IGN)
         back = ["ansible-playbook", "site.yml", *options]
         if play(back) != 0:
             said = "the configuration was not put back; a length of this measurement is in service"

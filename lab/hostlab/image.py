@@ -28,9 +28,9 @@ from .errors import LabError
 BASE = ("apt", "systemd", "systemd-sysv", "dbus", "libpam-systemd", "openssh-server", "sudo", "python3", "python3-apt",
         "curl", "ca-certificates", "iproute2", "iputils-ping", "netbase", "procps", "kmod", "pciutils",
         "less")  # fmt: skip
-# What roles install inside the hosts, and what tests do to move a clock. LAB_DEBS adds to it.
+# What roles install inside the hosts, and what a test compiles with. LAB_DEBS adds to it.
 INSTALLABLE = ("python3-venv", "python3-pip", "prometheus", "prometheus-node-exporter", "prometheus-alertmanager",
-               "nftables", "numactl", "libnuma1", "libfaketime")  # fmt: skip
+               "nftables", "numactl", "libnuma1", "tcc")  # fmt: skip
 SUITES = (SUITE, "trixie")
 APT_SOURCE = "deb [trusted=yes] file:/srv/debs ./\n"
 STEPS = 6

@@ -57,12 +57,9 @@ time.sleep(60)
 """
 
 
-# Lab hosts have the clock of the machine below them; this moves that of a unit's processes, as /run/clock says.
-MOVED_UNITS = (ENGINE, "sglang-canary.service")
-MOVED_CLOCK = """[Service]
-Environment=LD_PRELOAD=/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1 FAKETIME_TIMESTAMP_FILE=/run/clock
-Environment=FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1
-"""
+# Lab hosts have the clock of the machine below them; this moves that of these units' processes, as /run/clock says.
+CLOCK = CHECKOUT / "tests" / "integration" / "clock.c"
+MOVED_UNITS = (ENGINE, "sglang-canary.service", "sglang-state-metrics.service")
 
 
 @pytest.fixture(scope="module")
@@ -205,11 +202,15 @@ def test_a_full_disk_under_reports_and_state(serving: SiteHost, seen: Seen) -> N
 @fault("disk full under the caches of compiled code", "the engine starts and answers all the same")
 def test_a_full_disk_under_the_caches(serving: SiteHost, seen: Seen) -> None:
     cache, before = "/var/cache/sglang", serving.main_pid(ENGINE)
-    serving.shell(f"mount -t tmpfs -o size=64k none {cache}; dd if=/dev/zero of={cache}/fill bs=4k 2>/dev/null; true")
-    started = time.monotonic()
-    serving.shell(f"kill -9 {before}")
-    took = restarted(serving, before, started)
-    serving.shell(f"umount {cache} || umount -l {cache}")
+    serving.shell(f"mount -t tmpfs -o size=64k none {cache}")
+    try:
+        serving.shell(f"dd if=/dev/zero of={cache}/fill bs=4k 2>/dev/null", status=1)
+        assert serving.shell(f"df --output=avail {cache} | tail -1").strip() == "0"
+        started = time.monotonic()
+        serving.shell(f"kill -9 {before}")
+        took = restarted(serving, before, started)
+    finally:
+        serving.shell(f"umount -l {cache}")
     seen("the lab's engine compiles nothing for GPUs", took)
 
 
@@ -285,8 +286,9 @@ def test_an_interrupted_upgrade_at_each_step(serving: SiteHost, seen: Seen) -> N
 def test_a_killed_upgrade_after_the_restart(serving: SiteHost, seen: Seen) -> None:
     proven = "test -e /opt/sglang/current/proven && echo yes || true"
     for step in LATER_STEPS:
+        before = serving.main_pid(ENGINE)
         serving.play_until(f"TASK [{step}", *LENGTH)
-        eventually(serving.answers, START_SECONDS, "an answer of the new release")
+        restarted(serving, before, time.monotonic())
         assert serving.shell(proven) == "", step
         started = time.monotonic()
         serving.play(*LENGTH)
@@ -508,35 +510,47 @@ def clock_of_the_engine(host: SiteHost) -> float:
     return json.loads(answer)["created"] - time.time()
 
 
+def restart_the_engine(host: SiteHost) -> int:
+    """Restart it and wait until it answers; return its main process."""
+    before = host.main_pid(ENGINE)
+    host.shell(
+        f"systemctl daemon-reload; systemctl restart sglang-state-metrics; systemctl restart --no-block {ENGINE}"
+    )
+    restarted(host, before, time.monotonic())
+    return host.main_pid(ENGINE)
+
+
 @pytest.mark.thorough
 @fault("clock jumps of an hour and more, both ways, under load", "every request is answered; nothing restarts")
 def test_a_clock_that_jumps(serving: SiteHost, seen: Seen) -> None:
-    """By libfaketime, in the engine and in a canary that is at work meanwhile."""
-    serving.shell("apt-get install -y --no-install-recommends libfaketime; echo +0 > /run/clock; chmod 644 /run/clock")
-    for unit in MOVED_UNITS:
-        directory = f"/run/systemd/system/{unit}.d"
-        serving.shell(f"mkdir -p {directory}; printf '%s' '{MOVED_CLOCK}' > {directory}/clock.conf")
-    serving.shell(f"systemctl daemon-reload; systemctl restart {ENGINE}")
-    before = serving.main_pid(ENGINE)
-    with Load(serving, URL, KEY_FILE, MODEL, clients=2) as load:
-        serving.shell("systemctl start --no-block sglang-canary")
-        for jump in (3600, -3600, 0):
-            time.sleep(5)
-            serving.shell(f"echo {jump:+d} > /run/clock")
-            eventually(lambda: abs(clock_of_the_engine(serving) - jump) < 30, 30, "the engine's clock")  # noqa: B023
-        canary = "systemctl show -P ActiveState sglang-canary"
-        eventually(lambda: serving.shell(canary) in ("inactive", "failed"), 180, "the canary's end")
-    report = json.loads(serving.shell("cat /var/lib/sglang/reports/smoke.json"))
-    assert serving.main_pid(ENGINE) == before
+    """In the engine, the writer of the state, and a canary that is at work meanwhile."""
+    serving.shell("apt-get install -y --no-install-recommends tcc && echo 0 > /run/clock && chmod 644 /run/clock")
+    serving.shell(f"cat > /run/clock.c <<'END'\n{CLOCK.read_text()}\nEND")
+    serving.shell("tcc -nostdlib -nostdinc -shared -o /run/clock.so /run/clock.c && chmod 755 /run/clock.so")
+    drop_ins = [f"/run/systemd/system/{unit}.d" for unit in MOVED_UNITS]
+    for directory in drop_ins:
+        content = "[Service]\\nEnvironment=LD_PRELOAD=/run/clock.so\\n"
+        serving.shell(f"mkdir -p {directory} && printf '{content}' > {directory}/clock.conf")
+    try:
+        before, writer = restart_the_engine(serving), serving.main_pid("sglang-state-metrics")
+        with Load(serving, URL, KEY_FILE, MODEL, clients=2) as load:
+            serving.shell("systemctl start --no-block sglang-canary")
+            for jump in (3600, -3600, 0):
+                time.sleep(5)
+                serving.shell(f"echo {jump} > /run/clock")
+                eventually(lambda: abs(clock_of_the_engine(serving) - jump) < 30, 30, "the clock")  # noqa: B023
+            canary = "systemctl show -P ActiveState sglang-canary"
+            eventually(lambda: serving.shell(canary) in ("inactive", "failed"), 180, "the canary's end")
+        report = json.loads(serving.shell("cat /var/lib/sglang/reports/smoke.json"))
+        assert (serving.main_pid(ENGINE), serving.main_pid("sglang-state-metrics")) == (before, writer)
+    finally:
+        serving.shell(f"rm -r {' '.join(drop_ins)} /run/clock*; apt-get purge -y tcc")
+        restart_the_engine(serving)
     assert load.requests and [one for one in load.requests if one["error"]] == []
     # What moves the clock is itself found: a drop-in, and a variable that nobody asked for.
     assert set(report["failed"]) == {"drift.unit", "drift.environment"}
-    files = " ".join(f"/run/systemd/system/{unit}.d" for unit in MOVED_UNITS)
-    serving.shell(f"rm -r {files} /run/clock; systemctl daemon-reload; systemctl restart {ENGINE}")
-    serving.shell("apt-get purge -y libfaketime; systemctl start sglang-canary")
-    seen(
-        f"{len(load.requests)} requests answered, the canary that ran meanwhile found the moved clock and nothing else"
-    )
+    serving.shell("systemctl start sglang-canary")
+    seen(f"{len(load.requests)} requests answered; the canary at work found the moved clock and nothing else")
 
 
 @pytest.mark.thorough

@@ -193,3 +193,11 @@ def test_islands_that_no_server_can_have_are_refused(topology, islands, device, 
     faults = plugin.island_faults(topology, islands, device, tp)
     assert len(faults) == bool(wanted)
     assert wanted in "".join(faults)
+
+
+def test_a_target_of_another_host_says_whose_it_is():
+    here = {"machine": "a", "name": "replica-0", "url": "http://10.0.0.1:1"}
+    there = {"machine": "b", "name": "replica-1", "url": "http://10.0.0.2:1"}
+    targets = plugin.sglang_targets([here, there], "a")
+    assert [one["labels"] for one in targets] == [{"role": "replica-0"}, {"role": "replica-1", "elsewhere": "b"}]
+    assert plugin.sglang_targets([{"name": "unified", "url": "http://x:1"}], "a")[0]["labels"] == {"role": "unified"}

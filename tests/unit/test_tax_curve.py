@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -28,10 +29,13 @@ class Plays(t.NamedTuple):
 
     directory: Path
 
-    def start(self, script: str, *words: str) -> subprocess.Popen[str]:
+    def write(self, script: str) -> None:
         program = self.directory / "ansible-playbook"
         program.write_text(f'#!/bin/sh\necho "$*" >> {self.directory}/plays\ncase "$*" in {script} esac\n')
         program.chmod(0o755)
+
+    def start(self, script: str, *words: str) -> subprocess.Popen[str]:
+        self.write(script)
         environment = {**os.environ, "PATH": f"{self.directory}:{os.environ['PATH']}"}
         argv = [sys.executable, str(PROGRAM), *(words or LENGTHS), "--", "-i", "x"]
         return subprocess.Popen(argv, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -76,6 +80,26 @@ def test_a_signal_ends_the_play_and_the_inventorys_length_is_put_back(tmp_path: 
         process.communicate(timeout=60)
     assert plays.noted() == [SITE.format(8192), BENCH.format(8192) + CONTEXTS, "ended", BACK]
     assert process.returncode == 128 + number
+
+
+def test_a_terminal_that_hangs_up_does_not_keep_the_inventorys_length_from_coming_back(tmp_path: Path) -> None:
+    """A lost connection: nobody reads any more, and whoever writes to the terminal gets an error."""
+    plays = Plays(tmp_path)
+    plays.write("*bench*) exec sleep 60;; *) echo words;;")
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    argv = [sys.executable, str(PROGRAM), "8192", "--", "-i", "x"]
+    hung = subprocess.Popen(
+        argv, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
+    os.close(terminal)
+    end = time.monotonic() + 30
+    while len(plays.noted()) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    os.close(controller)
+    hung.send_signal(signal.SIGHUP)
+    assert hung.wait(60) == 128 + signal.SIGHUP
+    assert plays.noted()[-1] == BACK
 
 
 def test_a_length_that_stays_in_service_is_told_with_the_next_command(tmp_path: Path) -> None:

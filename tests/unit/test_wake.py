@@ -130,14 +130,17 @@ def test_a_real_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wake.time, "monotonic", lambda: now)
     command = ["--unit", ENGINE, "--state", str(tmp_path / "state")]
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
-        os.kill(sleeper.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
-        assert wake.main(command) == 0
-        assert len(wake.read_state(str(tmp_path / "state"))) == 1
-        now += 30
-        assert wake.main(command) == 0
-        assert os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED).si_code == os.CLD_CONTINUED
-        assert wake.read_state(str(tmp_path / "state")) == {}
+        try:
+            os.kill(sleeper.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+            assert wake.main(command) == 0
+            assert len(wake.read_state(str(tmp_path / "state"))) == 1
+            now += 30
+            assert wake.main(command) == 0
+            assert os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED).si_code == os.CLD_CONTINUED
+            assert wake.read_state(str(tmp_path / "state")) == {}
+        finally:
+            sleeper.kill()  # one that is stopped would be waited for, for ever
         sleeper.communicate(b"\n")
 
 

@@ -209,12 +209,18 @@ def pick(items: Sequence[Mapping[str, Any]], *keys: str) -> list[dict[str, Any]]
     return [{key: item[key] for key in keys} for item in items]
 
 
-def sglang_targets(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the scrape targets of servers; the label `role` is a server's name."""
-    return [
-        {"job": "sglang", "address": server["url"].removeprefix("http://"), "labels": {"role": server["name"]}}
-        for server in servers
-    ]
+def sglang_targets(servers: Sequence[Mapping[str, Any]], machine: str) -> list[dict[str, Any]]:
+    """Return the scrape targets of servers, for the Prometheus of a host of the inventory.
+
+    The label `role` is a server's name; `elsewhere` is the host that it runs on, where that is another one, whose own
+    metrics are not here.
+    """
+    targets = []
+    for server in servers:
+        its = server.get("machine", machine)
+        labels = {"role": server["name"]} | ({"elsewhere": its} if its != machine else {})
+        targets.append({"job": "sglang", "address": server["url"].removeprefix("http://"), "labels": labels})
+    return targets
 
 
 def sglang_monitored(servers: Sequence[Mapping[str, Any]], router_url: str) -> list[dict[str, Any]]:
