@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ import pytest
 HERE = Path(__file__).resolve().parent
 FAULTS_FILE = HERE.parents[1] / ".cache" / "faults.jsonl"
 SOAK_FILE = HERE.parents[1] / ".cache" / "soak.json"
+
+
+def commit() -> str:
+    """Return the commit that is tested, "" where there is none to ask."""
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, text=True, capture_output=True, check=False
+    )
+    return asked.stdout.strip()
 
 
 def fault(name: str, expected: str) -> pytest.MarkDecorator:
@@ -46,6 +55,6 @@ class Seen:
     def __call__(self, words: str, seconds: float | None = None) -> None:
         """Note it: in words, and the seconds from the fault until everything was as before (None: never otherwise)."""
         FAULTS_FILE.parent.mkdir(exist_ok=True)
-        line = {"fault": self.name, "expected": self.expected, "seen": words, "seconds": seconds}
+        line = {"fault": self.name, "expected": self.expected, "seen": words, "seconds": seconds, "commit": commit()}
         with FAULTS_FILE.open("a") as stream:
             stream.write(json.dumps(line) + "\n")
