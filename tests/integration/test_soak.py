@@ -13,7 +13,7 @@ import statistics
 import time
 
 import pytest
-from faults import SOAK_FILE
+from faults import SOAK_FILE, commit
 from site_host import CHECKOUT, ENGINE, PROMETHEUS, Load, SiteHost, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.thorough]
@@ -82,6 +82,7 @@ def test_nothing_grows_under_load(host: SiteHost, converged: None) -> None:
         rows.append({"process": name, "mib": mib, "files": files})
     note = {
         "minutes": MINUTES,
+        "commit": commit(),
         "requests": len(load.requests),
         "errors": sum(one["error"] != "" for one in load.requests),
         "stored_mib": [stored / 1024, int(host.shell(f"du -sk {STORE} | cut -f 1")) / 1024],
