@@ -13,7 +13,6 @@ import io
 import json
 import logging
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -32,7 +31,6 @@ if importlib.util.find_spec("sgl_kernel") is None:
     sys.path.append(str(Path(__file__).parents[1] / "engine" / "cpu_shim" / "src"))
     importlib.import_module("sglang_cpu_shim")
 
-import sglang  # noqa: E402
 from sglang.srt.entrypoints import engine  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 from sglang.srt.server_args import ServerArgs, prepare_server_args  # noqa: E402
@@ -84,22 +82,12 @@ def logged_arguments(plugin: str, argv: list[str]) -> dict[str, Any]:
     return {"changed": changed, "served": arguments.api_key, "without_target": without_target}
 
 
-def variables() -> list[str]:
-    """The names of environment variables of SGLang's own in its source: what is not among them, nobody reads."""
-    own = Path(sglang.__file__).parent
-    texts = (file.read_text(errors="replace") for file in own.rglob("*.py"))
-    return sorted({name for text in texts if "SGL" in text for name in re.findall(r"\bSGL(?:ANG)?_\w+", text)})
-
-
-ASKS = {"parse": parse, "logged_arguments": logged_arguments, "variables": variables}
-
-
 def main() -> None:
     """Answer until stdin ends."""
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"ok": ASKS[request["ask"]](**request["with"])}
+            answer = {"ok": {"parse": parse, "logged_arguments": logged_arguments}[request["ask"]](**request["with"])}
         except Exception:
             answer = {"error": traceback.format_exc()}
         ANSWERS.write(json.dumps(answer, default=str) + "\n")

@@ -14,18 +14,17 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import json
 import os
 import re
 import time
 import typing as t
 from dataclasses import dataclass, field
 
-from . import systemd
+from . import packages, systemd
 from .engine_load import METRICS_PATH, samples
 from .host import SECONDS as PROGRAM_S
 from .http import Client, HttpError, curl_command, fields_command, parse_json
-from .listeners import foreign_listener, unit_of
+from .listeners import foreign_listener
 from .preflight import Host
 from .redact import is_secret, masked, printable
 from .report import Row, build_report, skipped_row, without_key
@@ -56,10 +55,6 @@ VENDOR_DROP_INS = re.compile(r"(/usr)?/lib/systemd/system/|/run/systemd/(system|
 KERNEL_ACTIVE = "dsv4_sm120_kernel_active"
 # A question to the server ends within so many seconds.
 ASK_S = 10.0
-# A package of a lock file; no other kind of marker decides there whether this Python gets it.
-_LOCKED = re.compile(r"^([\w.-]+)==(\S+)(?: ; python_full_version (<|>=) '(\d+)\.(\d+)')?", re.MULTILINE)
-# A virtual environment begins with these, whatever its lock file says.
-_OF_THE_VENV = ("pip", "setuptools")
 # Of what somebody else wrote: a value, and all that one row shows.
 LONGEST_VALUE = 200
 LONGEST_ROW = 4000
@@ -283,23 +278,22 @@ def packages_row(intent: Intent, reality: Reality) -> Row:
     directory = os.path.dirname(venv)
     lock = os.path.join(directory, "requirements.txt")
     command = f"{intent.release}/bin/python -m pip list --format=freeze"
-    python = next((name for name in _names(os.path.join(venv, "lib")) if re.fullmatch(r"python3\.\d+", name)), "")
+    python = packages.python_of(venv)
     if not python:
         cause = "there is no Python in the virtual environment: site.yml installs it anew"
         return _row("drift.packages", "the packages of its lock file", "none", cause, f"ls -l {intent.release}/")
     try:
         with open(lock, encoding="utf-8") as text:
-            wanted = locked_packages(text.read(), python)
-        wanted |= _own_packages(directory)
+            wanted = packages.locked(text.read(), python) | packages.built(directory)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"what was installed can't be read beside the virtual environment: {type(error).__name__}: {error}"
         return skipped_row("drift.packages", "the packages of its lock file", why, f"ls -l {directory}")
-    seen = dict(_package(name) for name in _names(os.path.join(venv, "lib", python, "site-packages")) if _INFO in name)
+    seen = packages.installed(os.path.join(venv, "lib", python, "site-packages"))
     wrong = [f"{name} is not installed, wanted {wanted[name]}" for name in sorted(set(wanted) - set(seen))]
     for name in sorted(seen):
-        if name in wanted and not _same_version(seen[name], wanted[name]):
+        if name in wanted and not packages.same_version(seen[name], wanted[name]):
             wrong.append(f"{name} is {seen[name]}, wanted {wanted[name]}")
-        elif name not in wanted and name not in _OF_THE_VENV:
+        elif name not in wanted and name not in packages.OF_THE_VENV:
             wrong.append(f"{name} {seen[name]} is installed, wanted nothing")
     cause = (
         "somebody installed or removed packages: uninstall what is wanted nowhere; "
@@ -309,56 +303,6 @@ def packages_row(intent: Intent, reality: Reality) -> Row:
     evidence = {"lock": lock, "python": python, "installed": len(seen), "differing": wrong[:50]}
     shown_words = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
     return _row("drift.packages", words, shown_words or "all as locked", cause if wrong else "", command, evidence)
-
-
-_INFO = ".dist-info"
-
-
-def locked_packages(lock: str, python: str) -> dict[str, str]:
-    """Name -> version of the packages that a Python, such as python3.11, gets from a lock file."""
-    own = tuple(int(part) for part in python.removeprefix("python").split("."))
-    found = {}
-    for name, version, comparison, major, minor in _LOCKED.findall(lock):
-        older = comparison != "" and own < (int(major), int(minor))
-        if older == (comparison == "<"):
-            found[_normal(name)] = version
-    return found
-
-
-def _own_packages(directory: str) -> dict[str, str]:
-    """Name -> version of the wheels that were installed after those of the lock file, by their records."""
-    found = {}
-    for record in (name for name in _names(directory) if name.endswith(".json")):
-        with open(os.path.join(directory, record), encoding="utf-8") as text:
-            for one in json.load(text):
-                name, version = one["wheel"].split("-")[:2]
-                found[_normal(name)] = version
-    return found
-
-
-def _names(directory: str) -> list[str]:
-    """What is in a directory, nothing where there is none."""
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
-
-
-def _package(directory: str) -> tuple[str, str]:
-    """Name and version of a package, from the name of its .dist-info directory."""
-    name, _dash, version = directory[: -len(_INFO)].partition("-")
-    return _normal(name), version
-
-
-def _normal(name: str) -> str:
-    """A package's name in one spelling."""
-    return re.sub(r"[-_.]+", "_", name).lower()
-
-
-def _same_version(one: str, other: str) -> bool:
-    """Whether two versions are one: 1.0-1 and 1.0_1, 2026.01 and 2026.1."""
-    parts = [[int(part) if part.isdigit() else part for part in re.split(r"[-_.+]", text)] for text in (one, other)]
-    return parts[0] == parts[1]
 
 
 # Neither needs a process: what the next start would run.
@@ -636,7 +580,7 @@ def gpu_row(intent: Intent, reality: Reality) -> Row:
         pid, _comma, rest = (part.strip() for part in line.partition(","))
         if not pid.isdigit():
             continue
-        unit = unit_of(int(pid), reality.host)
+        unit = reality.host.unit_of(int(pid))
         name = reality.host.read(f"/proc/{pid}/comm").strip()
         if unit == intent.unit:
             owned += 1

@@ -135,10 +135,14 @@ def url_problem(url: str) -> str:
     return f"the URL {url!r} has port 0, wanted 1 to 65535" if port == 0 else ""
 
 
+class KeyFileError(ValueError):
+    """The file with the API key can't be read, or holds none; site.yml writes it."""
+
+
 def read_token(token: str | None = None, token_file: str | None = None) -> str | None:
     """The bearer token, given as a string or as the path of a file that holds it; None when neither is given.
 
-    Raises ValueError, which never quotes the token.
+    Raises ValueError, KeyFileError among them, which never quotes the token.
     """
     if token and token_file:
         raise ValueError("give the API key as a string or as a file, not both")
@@ -148,9 +152,9 @@ def read_token(token: str | None = None, token_file: str | None = None) -> str |
                 token = handle.read().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ValueError(f"cannot read the API key from {token_file}: {reason} (site.yml writes it)") from None
+            raise KeyFileError(f"cannot read the API key from {token_file}: {reason} (site.yml writes it)") from None
         if not token:
-            raise ValueError(f"the API key file {token_file} is empty")
+            raise KeyFileError(f"the API key file {token_file} is empty")
     if token and any(ord(char) < 33 or ord(char) > 126 for char in token):
         raise ValueError("the API key holds a space or a character outside printable ASCII")
     return token or None
@@ -164,8 +168,7 @@ def refusal(module: str, what: str, error: object) -> dict[str, str]:
 
     what says what was not done for it. A key file is site.yml's to write, everything else is an argument.
     """
-    of_a_file = any(words in str(error) for words in ("the API key from", "the API key file"))
-    command = SITE if of_a_file else f"ansible-doc -t module {module}"
+    command = SITE if isinstance(error, KeyFileError) else f"ansible-doc -t module {module}"
     return {"msg": f"{what}: {error}\nnext command: {command}", "next_command": command}
 
 

@@ -8,7 +8,6 @@ server; it even logs that it is ready. Only the owner of the listening socket te
 from __future__ import annotations
 
 import os
-import re
 
 from .preflight import Host, listening_inodes, socket_owners
 
@@ -19,7 +18,7 @@ def foreign_listener(port: int, main_pid: int, host: Host | None = None) -> str 
     inodes = listening_inodes(host.read("/proc/net/tcp"), port) | listening_inodes(host.read("/proc/net/tcp6"), port)
     if not inodes:
         return None
-    unit = unit_of(main_pid, host)
+    unit = host.unit_of(main_pid)
     owners = socket_owners(host, inodes)
     if any(pid == main_pid or (unit and owner_unit == unit) for pid, _name, owner_unit in owners):
         return None
@@ -27,12 +26,6 @@ def foreign_listener(port: int, main_pid: int, host: Host | None = None) -> str 
         return None  # the unit's own sockets could not be seen either
     who = ", ".join(f"process {pid} ({name}{', ' + unit if unit else ''})" for pid, name, unit in owners)
     return f"port {port} is held by {who or 'a process of another user'}, not by this unit"
-
-
-def unit_of(pid: int, host: Host) -> str:
-    """The systemd service that a process belongs to; empty when it belongs to none."""
-    found = re.search(r"/([^/\n]+\.service)", host.read(f"/proc/{pid}/cgroup"))
-    return found[1] if found else ""
 
 
 def _readable(pid: int, host: Host) -> bool:

@@ -14,13 +14,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PERFORMANCE = REPOSITORY / "docs" / "performance.md"
 
 
+def processor() -> str:
+    """Return the processor, with the number of its cores."""
+    name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{os.cpu_count()} cores of {name[1] if name else platform.machine()}"
+
+
+def commit() -> str:
+    """Return the commit of the repository."""
+    describe = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(describe, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, check=True).stdout.strip()
+
+
 def circumstances() -> str:
     """Return the processor, the commit and the day."""
-    name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    describe = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(describe, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, check=True).stdout.strip()
-    processor = f"{os.cpu_count()} cores of {name[1] if name else platform.machine()}"
-    return f"{processor}; commit {commit}; {time.strftime('%Y-%m-%d')}"
+    return f"{processor()}; commit {commit()}; {time.strftime('%Y-%m-%d')}"
 
 
 def put(name: str, lines: list[str], document: Path = PERFORMANCE) -> str:

@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "bench"))
+from performance import commit  # noqa: E402
+
 FAULTS_FILE = HERE.parents[1] / ".cache" / "faults.jsonl"
 SOAK_FILE = HERE.parents[1] / ".cache" / "soak.json"
-
-
-def commit() -> str:
-    """Return the commit that is tested, "" where there is none to ask."""
-    asked = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, text=True, capture_output=True, check=False
-    )
-    return asked.stdout.strip()
 
 
 def fault(name: str, expected: str) -> pytest.MarkDecorator:

@@ -13,7 +13,8 @@ import statistics
 import time
 
 import pytest
-from faults import SOAK_FILE, commit
+from faults import SOAK_FILE
+from performance import commit
 from site_host import CHECKOUT, ENGINE, PROMETHEUS, Load, SiteHost, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.thorough]

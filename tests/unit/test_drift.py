@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import FakeServer
-from ops import systemd
+from ops import packages, systemd
 from ops.drift import (
     ENGINE_VARIABLES,
     KERNEL_ACTIVE,
@@ -25,7 +25,6 @@ from ops.drift import (
     drift_report,
     intent_of,
     kernels_row,
-    locked_packages,
     same,
 )
 from ops.engine_load import samples
@@ -265,11 +264,11 @@ def test_an_environment_without_its_lock_file_is_not_judged(machine: Machine) ->
 def test_packages_of_a_real_lock_file_are_read_in_no_time() -> None:
     lock = (Path(__file__).parents[2] / "engine/locks/cuda.txt").read_text(encoding="utf-8")
     start = time.process_time()
-    found = locked_packages(lock, "python3.11")
+    found = packages.locked(lock, "python3.11")
     assert time.process_time() - start < 2.0
     assert found["sglang"] == "0.5.23"
     assert len(found) > 150
-    assert found["numpy"] != locked_packages(lock, "python3.13")["numpy"]
+    assert found["numpy"] != packages.locked(lock, "python3.13")["numpy"]
 
 
 def test_every_row_has_its_time_and_its_evidence(machine: Machine) -> None:

@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import subprocess
-import sys
+import typing as t
 from pathlib import Path
 
 import pytest
+from ops import packages, venv_damage
 
-PROGRAM = Path(__file__).parents[2] / "roles/sglang_venv/files/look_at_environment.py"
-spec = importlib.util.spec_from_file_location("look_at_environment", PROGRAM)
-program = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(program)
-
+LOCKS = Path(__file__).parents[2] / "engine/locks"
 PACKAGES = "venv/lib/python3.11/site-packages"
 # Package -> its files with their sizes. Two of them bring share/x, and the last one has it.
 FILES = {
@@ -58,13 +53,10 @@ def environment(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(environment: Path) -> dict:
-    """Run the program as the role does, and name what it would remove below the environment."""
-    command = [sys.executable, "-I", "-", str(environment)]
-    done = subprocess.run(command, stdin=PROGRAM.open(), capture_output=True, text=True, check=True)
-    seen = json.loads(done.stdout)
-    seen["remove"] = [str(Path(path).relative_to(environment)) for path in seen["remove"]]
-    return seen
+def look(environment: Path) -> dict[str, t.Any]:
+    """What is to say about an environment, with what would be removed below it."""
+    seen = venv_damage.look(str(environment))._asdict()
+    return {**seen, "remove": [str(Path(path).relative_to(environment)) for path in seen["remove"]]}
 
 
 def test_a_whole_environment(environment: Path) -> None:
@@ -103,9 +95,20 @@ def test_a_file_of_two_packages_is_damaged_for_both(environment: Path) -> None:
 
 @pytest.mark.parametrize("lock", ["cpu", "cuda", "router"])
 def test_locks_have_the_markers_that_are_understood(lock: str) -> None:
-    text = (PROGRAM.parents[3] / f"engine/locks/{lock}.txt").read_text()
+    text = (LOCKS / f"{lock}.txt").read_text()
     markers = {line.split(";")[1].strip(" \\") for line in text.splitlines() if "==" in line and ";" in line}
     assert {one.split()[0] for one in markers} <= {"python_full_version", "implementation_name"}
     assert {one for one in markers if one.startswith("implementation_name")} <= {"implementation_name != 'PyPy'"}
     assert all(len(one.split()) == 3 for one in markers)
-    assert {"scipy", "numpy"} <= program.wanted(text) or lock == "router"
+    assert {"scipy", "numpy"} <= set(packages.locked(text, "python3.11")) or lock == "router"
+
+
+def test_the_module_says_the_same_and_changes_nothing(environment: Path, run_module: t.Callable[..., dict]) -> None:
+    (environment / PACKAGES / "be_ta.py").write_text("")
+    for check in (False, True):
+        result = run_module("venv_info", {"path": str(environment)}, check=check)
+        assert (result["changed"], result["complete"]) == (False, False)
+        assert result["damaged"] == ["be_ta-2.0: be_ta.py has 0 bytes instead of 4"]
+    (environment / "requirements.txt").unlink()
+    result = run_module("venv_info", {"path": str(environment)})
+    assert result["msg"].endswith(f"No such file or directory\nnext command: ls -l {environment}")

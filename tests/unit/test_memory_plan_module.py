@@ -231,7 +231,6 @@ def test_window_and_weights_are_compared_where_they_are_reported(tmp_path, with_
     assert ('quantity="weight_memory_usage_gb"} 45' in done.stdout) is with_weights
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the files belong to root")
 def test_the_plan_that_is_exported_is_that_of_the_release_that_serves(tmp_path):
     """Also after the link is put back by a run that knows nothing of plans; a server that is gone has none."""
     (tmp_path / "play.yml").write_text(COMPARE.format(root=ROOT))
