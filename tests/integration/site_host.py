@@ -151,6 +151,17 @@ class SiteHost:
             for name, command in SNAPSHOT.items()
         }
 
+    def ask_engine(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return the engine's JSON answer, asked on the host with its key: GET, or POST with a body."""
+        key = "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/api-key"
+        given = f"--json '{json.dumps(body)}'" if body else ""
+        return json.loads(self.shell(f"{key} | curl -sS -H @- {given} http://127.0.0.1:30001{path}"))
+
+    def at_rest(self) -> bool:
+        """Whether the engine holds no request, and no token for one."""
+        (rank,) = self.ask_engine("/v1/loads")["loads"]
+        return [rank[name] for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")] == [0, 0, 0]
+
     def answers(self) -> bool:
         """Whether the engine's probe gets an answer, asked on the host."""
         probe = "/opt/sglang/current/venv/bin/python -m ops.probe --url http://127.0.0.1:30001 --timeout 8"

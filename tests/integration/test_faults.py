@@ -95,13 +95,6 @@ def storm(host: SiteHost, *arguments: str) -> dict:
     return json.loads(printed)
 
 
-def at_rest(host: SiteHost) -> bool:
-    """Whether the engine holds no request, and no token for one."""
-    ask = "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/api-key | curl -sS -H @- http://127.0.0.1:30001"
-    (rank,) = json.loads(host.shell(f"{ask}/v1/loads"))["loads"]
-    return [rank[name] for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")] == [0, 0, 0]
-
-
 def up(host: SiteHost) -> str:
     """What Prometheus has of the engine now, "" when its newest sample is old."""
     query = "http://127.0.0.1:9090/api/v1/query?query=up%7Bjob=%22sglang%22%7D%20and%20time()-timestamp(up)%3C10"
@@ -119,7 +112,7 @@ def test_clients_that_leave_hold_nothing(serving: SiteHost, seen: Seen) -> None:
     result = storm(serving, "rapid", "1000", "0.2")
     took = time.monotonic() - started
     assert result["statuses"] == {"200": 800, "aborted": 200}
-    quiet = eventually(lambda: at_rest(serving) and int(serving.shell(files)) <= held + 2, 60, "an engine at rest")
+    quiet = eventually(lambda: serving.at_rest() and int(serving.shell(files)) <= held + 2, 60, "an engine at rest")
     assert serving.main_pid(ENGINE) == before
     seen(f"800 answered with 200, all 1,000 within {took:.0f} s; nothing held any more", quiet)
 
@@ -505,9 +498,7 @@ def test_a_corrupt_cache(serving: SiteHost, seen: Seen) -> None:
 def clock_of_the_engine(host: SiteHost) -> float:
     """Seconds by which the engine's clock is ahead of the machine's: an answer says when it was made."""
     ask = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-    command = "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/api-key | curl -sS -H @- --json"
-    answer = host.shell(f"{command} '{json.dumps(ask)}' http://127.0.0.1:30001/v1/chat/completions")
-    return json.loads(answer)["created"] - time.time()
+    return host.ask_engine("/v1/chat/completions", ask)["created"] - time.time()
 
 
 def restart_the_engine(host: SiteHost) -> int:

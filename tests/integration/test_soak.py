@@ -58,22 +58,15 @@ def look(host: SiteHost) -> dict[str, tuple[int, float, int]]:
     return found
 
 
-def at_rest(host: SiteHost) -> bool:
-    """Whether no KV slot is held."""
-    ask = "sed 's/^/Authorization: Bearer /' /etc/sglang/credentials/api-key | curl -sS -H @- http://127.0.0.1:30001"
-    (rank,) = json.loads(host.shell(f"{ask}/v1/loads"))["loads"]
-    return rank["num_used_tokens"] == rank["num_running_reqs"] == 0
-
-
 def test_nothing_grows_under_load(host: SiteHost, converged: None) -> None:
-    eventually(lambda: at_rest(host), 60, "a KV cache at rest before the soak")
+    eventually(host.at_rest, 60, "a KV cache at rest before the soak")
     stored = int(host.shell(f"du -sk {STORE} | cut -f 1"))
     looks, end = [], time.monotonic() + 60 * MINUTES
     with Load(host, URL, KEY_FILE, MODEL, clients=1) as load:
         while time.monotonic() < end:
             looks.append(look(host))
             time.sleep(max(1.0, MINUTES))
-    eventually(lambda: at_rest(host), 60, "a KV cache at rest after the soak")
+    eventually(host.at_rest, 60, "a KV cache at rest after the soak")
     part = max(1, len(looks) // 5)
     rows = []
     for name, (pid, _mib, _files) in looks[0].items():
