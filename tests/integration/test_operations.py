@@ -293,26 +293,42 @@ def test_a_stopped_engine_goes_on_by_itself(host: SiteHost, seen: Seen, command:
     seen(f"{len(pids)} processes woken, {len(load.requests)} requests answered, no restart", took)
 
 
-def test_a_hung_and_a_stopped_engine_are_told_apart(host: SiteHost) -> None:
+@pytest.mark.parametrize(
+    ("verb", "back", "cause", "command"),
+    [
+        pytest.param(
+            "kill --signal=STOP",
+            "kill --signal=CONT",
+            "is silent now: it hangs",
+            f"systemctl restart {ENGINE}",
+            id="hung",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param("stop", "start", "the unit was stopped", f"systemctl start {ENGINE}", id="stopped"),
+    ],
+)
+def test_a_hung_and_a_stopped_engine_are_told_apart(
+    host: SiteHost, verb: str, back: str, cause: str, command: str
+) -> None:
     """Both with the command that brings the engine back, and with no verdict of before left."""
-    steps = [
-        ("kill --signal=STOP", "kill --signal=CONT", "is silent now: it hangs", f"systemctl restart {ENGINE}"),
-        ("stop", "start", "the unit was stopped", f"systemctl start {ENGINE}"),
-    ]
-    for verb, back, cause, command in steps:
-        host.play("smoke.yml")
-        host.shell(f"systemctl stop {WAKE}; systemctl {verb} {ENGINE}")
-        started = time.monotonic()
-        run = host.play("smoke.yml", status=None)
-        assert (run.status != 0, time.monotonic() - started < 120) == (True, True)
-        row = report_of(host)["checks"][0]
-        assert (row["id"], row["next_command"]) == ("run.begin", command)
-        assert "not ready: " in row["cause"]
-        assert cause in " ".join(row["cause"].split())
-        assert command in run.output
-        shown = host.play("playbooks/doctor.yml", status=None).output.rpartition("the cause first]")[2]
-        assert f"next command: {command}" in shown.partition("further findings follow from it: ")[0], shown
-        host.shell(f"systemctl {back} {ENGINE}; systemctl start {WAKE}")
+    host.play("smoke.yml")
+    host.shell(f"systemctl stop {WAKE}; systemctl {verb} {ENGINE}")
+    started = time.monotonic()
+    run = host.play("smoke.yml", status=None)
+    assert (run.status != 0, time.monotonic() - started < 120) == (True, True)
+    row = report_of(host)["checks"][0]
+    assert (row["id"], row["next_command"]) == ("run.begin", command)
+    assert "not ready: " in row["cause"]
+    assert cause in " ".join(row["cause"].split())
+    assert command in run.output
+    shown = host.play("playbooks/doctor.yml", status=None).output.rpartition("the cause first]")[2]
+    assert f"next command: {command}" in shown.partition("further findings follow from it: ")[0], shown
+    host.shell(f"systemctl {back} {ENGINE}; systemctl start {WAKE}")
+    host.shell("systemctl start sglang-canary.service")
+    assert report_of(host)["ok"]
+
+
+def test_the_canary_says_how_to_start_a_stopped_engine(host: SiteHost) -> None:
     host.shell(f"systemctl stop {ENGINE}")
     host.shell("systemctl start sglang-canary.service", status=1)
     assert report_of(host)["checks"][0]["next_command"] == f"systemctl start {ENGINE}"

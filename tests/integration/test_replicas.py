@@ -145,6 +145,10 @@ def test_the_canaries_ask_the_router_and_each_replica(lab: SiteHost) -> None:
             assert lab.shell(f"systemctl show -P Result {name}.service", host=host) == "success"
 
 
+def test_doctor_finds_nothing(lab: SiteHost) -> None:
+    assert lab.play("playbooks/doctor.yml").changed == 0
+
+
 def test_only_the_router_is_public(lab: SiteHost) -> None:
     # 29501: PyTorch's rendezvous listens on every address whatever it is told; README says so.
     for host, wanted in {"lab1": {"0.0.0.0:30001"}, "lab2": {"10.77.0.12:30011"}}.items():
@@ -366,7 +370,3 @@ def test_prometheus_where_the_router_is_sees_every_server(lab: SiteHost) -> None
         f'ops_engine_ready{{unit="{ENGINE}",role="replica-0"}} 1',
         f'ops_engine_ready{{unit="{ROUTER}",role="router"}} 1',
     ]
-
-
-def test_doctor_finds_nothing(lab: SiteHost) -> None:
-    assert lab.play("playbooks/doctor.yml").changed == 0

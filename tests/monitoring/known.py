@@ -19,7 +19,7 @@ from ops import memory_plan_report
 ROOT = Path(__file__).parents[2]
 METRICS = Path(__file__).parent / "metrics"
 # Labels that Prometheus adds to what it scrapes.
-TARGET = {"job", "instance", "role"}
+TARGET = {"job", "instance", "role", "elsewhere"}
 # Prometheus makes these itself.
 BUILT_IN = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 
