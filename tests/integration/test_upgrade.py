@@ -72,6 +72,16 @@ def test_check_mode_says_what_would_differ_and_touches_nothing(serving: SiteHost
     assert (serving.main_pid(ENGINE), current(serving), serving.shell("ls /opt/sglang/*")) == before
 
 
+def test_check_mode_refuses_nothing_that_only_the_wanted_engine_could_know(serving: SiteHost) -> None:
+    """The installed SGLang is asked only when it is the one that would run."""
+    unknown = '{"sglang_serve_environment_custom": {"SGLANG_OF_ANOTHER_VERSION": "1"}}'
+    refused = serving.play(UPGRADE, "--check", "-e", unknown, status=None)
+    assert refused.status != 0
+    assert "The installed SGLang knows no SGLANG_OF_ANOTHER_VERSION" in words(refused.output)
+    run = serving.play(UPGRADE, "--check", "-e", unknown, "-e", '{"sglang_serve_pins": {"sglang": "0.5.99"}}')
+    assert "is installed and 0.5.99 is wanted" in words(run.output)
+
+
 @pytest.mark.parametrize("step", ["sglang_venv : Install the engine", f"service_unit : Write {ENGINE}"])
 def test_a_killed_upgrade_leaves_the_service_as_it_was(serving: SiteHost, step: str) -> None:
     """While the environment is made, and when the link has been switched and the unit not been written."""
