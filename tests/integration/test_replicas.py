@@ -190,13 +190,14 @@ def test_an_engine_that_dies_under_load_costs_only_what_it_was_answering(lab: Si
     pid = lab.main_pid(ENGINE, "lab2")
     with load(lab) as clients:
         eventually(lambda: all(generated_since(lab, before)), 60, "answers from both engines")
-        killed = time.time()
+        before_kill = time.time()
         lab.shell(f"kill -9 {pid}", host="lab2")
+        after_kill = time.time()
         gone = eventually(lambda: ready_servers(lab) == 1, 60, "the router leaving the dead engine out")
         back = eventually(lambda: ready_servers(lab) == 2, START_SECONDS, "the engine being back behind the router")
         eventually(lambda: generated(lab, "lab2") > 0, 60, "an answer from the engine that came back")
     lost = [one for one in clients.requests if one["error"]]
-    running = [one for one in clients.requests if one["started"] <= killed <= one["ended"]]
+    running = [one for one in clients.requests if one["started"] <= after_kill and before_kill <= one["ended"]]
     print(f"{len(clients.requests)} requests, {len(running)} running at the kill, {len(lost)} lost; ", end="")
     print(f"left out after {gone:.0f} s, back after {back:.0f} s more")
     # The other engine was answering some of those that ran, so not all may be lost; and no other.
