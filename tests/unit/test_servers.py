@@ -91,6 +91,14 @@ def test_servers_of_a_host(topology, wanted):
     assert not plugin.double_ports(plugin.sglang_ports(servers(topology)))
 
 
+def test_a_prefill_server_sends_no_chunk_that_is_still_computed_unless_somebody_wants_that():
+    early = "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"
+    assert [server["environment"].get(early) for server in servers("disaggregated")] == ["0", None]
+    assert [server["environment"].get(early) for server in servers("replicas")] == [None, None]
+    by_hand = servers("disaggregated", environment={early: "1"})
+    assert by_hand[0]["environment"][early] == "1"
+
+
 def test_one_island_stays_on_its_node_and_a_host_without_gpus_gets_no_number():
     (server,) = servers("unified", islands=ISLANDS[:1])
     assert (server["numa"], server["arguments"]["tp-size"]) == ("0", 4)

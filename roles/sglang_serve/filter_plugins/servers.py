@@ -14,6 +14,9 @@ from typing import Any
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("0.0.0.0", "::")
 SIDES = ("prefill", "decode")
+# SGLang hands a request's earlier chunk to the decode side while it may still be computed, and its NIXL backend doesn't
+# wait for it: the answers to prompts of several chunks are wrong without a word (docs/topologies.md).
+SIDES_ENVIRONMENT = {"prefill": {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}, "decode": {}}
 # Checks that are made unless they are set to false, see docs/smoke.md.
 OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters", "endpoints", "speculation")
 # Units that may hold a port or memory on a host before the topology is changed.
@@ -79,7 +82,7 @@ def sglang_servers(
                 "gpus": gpus,
                 "numa": nodes.pop() if len(nodes) == 1 else "",
                 "arguments": {**(arguments or {}), **own, **sides_arguments(name, settings)},
-                "environment": {**counted, **(environment or {})},
+                "environment": {**counted, **SIDES_ENVIRONMENT.get(name, {}), **(environment or {})},
             }
         )
     return servers
