@@ -31,15 +31,28 @@ from ansible.plugins.action import ActionBase
 
 HELD_BY_ANOTHER = 75
 WAIT_SECONDS = 30
+# Goes back when a play has died (module_utils/ops/guard.py); this run takes over from it.
+GUARD = "sglang-guard.service"
 # Runs on the host as python3 -c HOLDER PATH RECORD until nobody reads what it prints. It prints at all because a
 # control node that is gone without a word shows only when something is sent.
 HOLDER = f"""
-import fcntl, os, select, sys
+import fcntl, os, select, subprocess, sys, time
 lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
-try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except BlockingIOError:
-    print(os.read(lock, 4096).decode())
+def take():
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+held = take()
+if not held:
+    # It goes back now, or has only tried whether its play still lives.
+    if b'"{GUARD}"' in os.pread(lock, 4096, 0):
+        subprocess.run(["systemctl", "stop", "{GUARD}"])
+    time.sleep(0.3)
+    held = take()
+if not held:
+    print(os.pread(lock, 4096, 0).decode())
     sys.exit({HELD_BY_ANOTHER})
 os.ftruncate(lock, 0)
 os.pwrite(lock, sys.argv[2].encode(), 0)

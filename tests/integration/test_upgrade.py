@@ -52,6 +52,11 @@ def context_length(host: SiteHost) -> int:
     return int(words[words.index("--context-length") + 1])
 
 
+def guarded(host: SiteHost) -> bool:
+    """Whether a guard waits for the end of a play, or goes back."""
+    return host.shell("systemctl is-active sglang-guard", status=None) in ("active", "activating")
+
+
 def words(text: str) -> str:
     return " ".join(text.split())
 
@@ -85,18 +90,36 @@ def test_check_mode_refuses_nothing_that_only_the_wanted_engine_could_know(servi
 @pytest.mark.parametrize("step", ["sglang_venv : Install the engine", f"service_unit : Write {ENGINE}"])
 def test_a_killed_upgrade_leaves_the_service_as_it_was(serving: SiteHost, step: str) -> None:
     """While the environment is made, and when the link has been switched and the unit not been written."""
-    before = serving.main_pid(ENGINE)
+    before, release = serving.main_pid(ENGINE), current(serving)
     serving.play_until(f"TASK [{step}", UPGRADE, *OTHER)
     assert serving.main_pid(ENGINE) == before
     assert serving.answers()
     assert context_length(serving) == 8192
+    eventually(lambda: current(serving) == release, 120, "the link to what serves")
+    eventually(lambda: not guarded(serving), 120, "the guard's end")
+    assert serving.main_pid(ENGINE) == before
+
+
+def test_an_upgrade_that_is_killed_after_the_restart_is_taken_back_by_the_host(serving: SiteHost) -> None:
+    before, release = serving.main_pid(ENGINE), current(serving)
+    serving.play_until("TASK [sglang_serve : Wait until the engine answers]", UPGRADE, *OTHER)
+    eventually(lambda: serving.main_pid(ENGINE) not in (0, before), 120, "a new main process")
+    assert current(serving) != release
+    eventually(lambda: not guarded(serving), 420, "the guard's end")
+    assert (current(serving), context_length(serving)) == (release, 8192)
+    assert serving.answers()
+    assert json.loads(serving.shell("cat /var/lib/sglang/reports/smoke.json"))["ok"]
+    told = serving.shell("journalctl -u sglang-guard -o cat --no-pager -n 20")
+    assert f"{ENGINE} serves again after" in told
+    assert "gone back; what the play was for has not happened. Next: run it again" in told
 
 
 @pytest.mark.thorough
 def test_an_upgrade_that_was_killed_after_the_restart_is_told(serving: SiteHost) -> None:
-    """The new release serves, and nobody has proven it; the next test's run does."""
+    """When nothing is there to go back by itself, as after a reboot; the next test's run proves the new release."""
     before = serving.main_pid(ENGINE)
     serving.play_until("TASK [sglang_serve : Wait until the engine answers]", UPGRADE, *OTHER)
+    serving.shell("systemctl stop sglang-guard")
     eventually(lambda: serving.main_pid(ENGINE) not in (0, before), 120, "a new main process")
     eventually(serving.answers, 420, "an answer of the new release")
     assert context_length(serving) == 4096

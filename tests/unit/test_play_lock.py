@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -36,10 +37,12 @@ class Plays:
     def __init__(self, directory: Path) -> None:
         (directory / "play.yml").write_text(PLAYBOOK)
         self.directory, self.begun = directory, directory / "begun"
+        self.path = os.environ["PATH"]
 
     def start(self, work: str = "true", *arguments: str) -> subprocess.Popen:
         command = [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "play.yml", *arguments]
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+        environment["PATH"] = self.path
         return subprocess.Popen(
             [*command, "-e", f"lock={self.directory}/lock", "-e", f"work='{work}'"],
             cwd=self.directory,
@@ -110,6 +113,24 @@ def test_an_interrupted_and_a_failed_run_hold_nothing(plays: Plays) -> None:
     assert status == 2 and "held by another play" not in printed
     time.sleep(1)
     assert plays.run()[0] == 0
+
+
+def test_a_run_takes_over_from_a_guard_that_goes_back(plays: Plays) -> None:
+    record = json.dumps({"id": "sglang-guard.service", "user": "root@lab", "pid": 1, "playbook": "x", "since": "y"})
+    program = (
+        f"import fcntl, time; f = open('lock', 'w'); fcntl.flock(f, 2); f.write('{record}'); f.flush(); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=plays.directory) as holder:
+        systemctl = plays.directory / "systemctl"
+        systemctl.write_text(f'#!/bin/sh\necho "$@" > {plays.directory}/asked; kill {holder.pid}; sleep 1\n')
+        systemctl.chmod(0o755)
+        plays.path = f"{plays.directory}:{plays.path}"
+        while not (plays.directory / "lock").exists() or not (plays.directory / "lock").read_text():
+            time.sleep(0.05)
+        status, printed = plays.run()
+        holder.kill()
+    assert status == 0, printed
+    assert (plays.directory / "asked").read_text() == "stop sglang-guard.service\n"
 
 
 def test_a_lock_that_cannot_be_taken_says_why(plays: Plays) -> None:
