@@ -21,7 +21,7 @@ import typing as t
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from .redact import LEAST_KEY, without_key
+from .redact import LEAST_KEY, without_key, without_key_start
 
 BODY_EXCERPT = 200
 READ_BYTES = 65536
@@ -253,9 +253,14 @@ class Client:
         is taken out when the answer is shown."""
         return self.redacted(text) if len(self._token or "") >= LEAST_KEY else text
 
+    def cut(self, text: str) -> str:
+        """A text that ended too early, without this client's key and without the first part of it at the end."""
+        return without_key_start(self.redacted(text), self._token or "")
+
     def excerpt(self, body: bytes) -> str:
-        """The beginning of a body as text, for an error message."""
-        return self.redacted(body[: 2 * READ_BYTES].decode("utf-8", errors="replace"))[:BODY_EXCERPT]
+        """The beginning of a body as text, for an error message; without the NULs that UTF-16 has between letters."""
+        text = body[: 2 * READ_BYTES].decode("utf-8", errors="replace").replace("\0", "")
+        return self.cut(text)[:BODY_EXCERPT]
 
     def get(self, path: str, timeout: float | None = None) -> Response:
         return self._whole("GET", path, None, timeout)
@@ -403,8 +408,12 @@ class _Call:
             raise self.error("truncated", f"the connection ended {response.length} bytes before the end")
 
     def _status_error(self, response: http.client.HTTPResponse) -> HttpError:
-        try:
-            body = response.read1(READ_BYTES)  # more than is shown: a key must not be cut before it is found
-        except (OSError, http.client.HTTPException):
-            body = b""
-        return self.error("status", f"status {response.status} {response.reason}".rstrip(), body)
+        # To its end, which is more than is shown: a key must not be cut before it is found.
+        body = bytearray()
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while len(body) < READ_BYTES and self.elapsed_s < self._limit:
+                piece = response.read1(READ_BYTES)
+                if not piece:
+                    break
+                body += piece
+        return self.error("status", f"status {response.status} {response.reason}".rstrip(), bytes(body))

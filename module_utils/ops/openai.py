@@ -77,12 +77,12 @@ def _whole(client: Client, payload: dict[str, t.Any], timeout: float | None) -> 
         calls = tuple(map(_function, listed))
         _bounded(len(text) + len(reasoning) + sum(len(call["arguments"]) for call in calls))
         return ChatAnswer(
-            text=text,
-            reasoning=reasoning,
+            text=client.readable(text),
+            reasoning=client.readable(reasoning),
             finish_reason=_name(choice.get("finish_reason"), "finish_reason"),
             usage=_usage(answer.get("usage")),
             model=_name(answer.get("model"), "model"),
-            tool_calls=calls,
+            tool_calls=tuple({**call, "arguments": client.readable(call["arguments"])} for call in calls),
             ttft_s=None,
             total_s=time.monotonic() - start,
             chunks=1,
@@ -120,7 +120,7 @@ def _streamed(client: Client, payload: dict[str, t.Any], timeout: float | None) 
         f"the stream ended without {STREAM_END} after {state.chunks} chunks",
         time.monotonic() - start,
         200,
-        client.redacted(state.text())[-100:],
+        client.cut(state.text())[-100:],
     )
 
 

@@ -10,6 +10,8 @@ import unicodedata
 # A shorter key may be a word of an ordinary answer.
 LEAST_KEY = 16
 HIDDEN = "(hidden: it may hold a secret)"
+# So many characters of a key's beginning, such as "sk-", may stand in any text.
+LEAST_START = 4
 _MASK = "***"
 # A longer text is cut before it is looked at.
 _LONGEST = 2000
@@ -36,6 +38,8 @@ _VALUE = re.compile(
 )
 # Up to the last "@": a password may hold one.
 _USER_INFO = re.compile(r"://\S*@")
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 
@@ -71,15 +75,35 @@ def masked(text: str) -> str:
 
 
 def without_key(text: str, key: str) -> str:
-    """A text without a key, as it is and as it stands in JSON.
+    """A text without a key, as it is and as it stands in JSON, where each character may be written as \\u and a number.
 
     One of less than LEAST_KEY characters is taken out where it is a word of its own, and left inside other words, which
     it can't be told from.
     """
-    for one in dict.fromkeys((key, json.dumps(key)[1:-1])):
-        pattern = re.escape(one) if len(key) >= LEAST_KEY else rf"(?<!\w){re.escape(one)}(?!\w)"
-        text = re.sub(pattern, _MASK, text)
+    escaped = json.dumps(key)[1:-1]
+    forms = [*map(re.escape, dict.fromkeys((key, escaped)))]
+    if "\\" in text:
+        forms.append("".join(map(_in_json, key)))
+    for form in forms:
+        pattern = form if len(key) >= LEAST_KEY else rf"(?<!\w){form}(?!\w)"
+        text = re.sub(pattern, lambda _found: _MASK, text)
     return text
+
+
+def without_key_start(text: str, key: str) -> str:
+    """A text that may be cut, without the beginning of a key at its end. Less than LEAST_START characters stay."""
+    tail = text[-6 * len(key) :] if key else ""
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), _CUT_ESCAPE.sub("", tail))
+    for length in range(len(key) - 1, LEAST_START - 1, -1):
+        if plain.endswith(key[:length]):
+            return text[: len(text) - len(tail)] + plain[:-length] + _MASK
+    return text
+
+
+def _in_json(character: str) -> str:
+    """A pattern for every way in which JSON, or JSON in JSON, may write a character."""
+    plain = re.escape(character) if character.isalnum() else rf"\\{{0,4}}{re.escape(character)}"
+    return rf"(?:{plain}|\\{{1,4}}u(?i:{ord(character):04x}))"
 
 
 def printable(text: str, longest: int | None = None, keep: str = "") -> str:

@@ -119,6 +119,32 @@ def test_a_key_that_the_server_repeats_is_not_shown(answer: bytes) -> None:
     assert "sk-" not in str(shown)
 
 
+def test_a_key_that_comes_in_two_pieces_is_not_shown() -> None:
+    body = b'{"error": "bad key: sk-secret-and-long"}'
+    head = b"HTTP/1.1 401 no\r\nContent-Length: %d\r\n\r\n" % len(body)
+    cut = (head + body).index(b"-and-long")
+    with RawServer(head + body, pause=0.2, step=cut) as server, pytest.raises(HttpError) as caught:
+        Client(server.url, "sk-secret-and-long", timeout=5).get("/")
+    assert caught.value.body == '{"error": "bad key: ***"}'
+
+
+@pytest.mark.parametrize("pause", [0.0, 5.0])
+def test_an_error_that_breaks_off_inside_the_key_is_shown_without_it(pause: float) -> None:
+    answer = b"HTTP/1.1 401 no\r\nContent-Length: 99\r\n\r\nbad key: sk-secret-a"
+    with RawServer(answer, pause) as server, pytest.raises(HttpError) as caught:
+        Client(server.url, "sk-secret-and-long", timeout=0.5).get("/")
+    assert (caught.value.status, caught.value.body) == (401, "bad key: ***")
+    assert caught.value.elapsed_s < 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_a_key_in_another_encoding_is_not_shown(encoding: str) -> None:
+    answer = b"HTTP/1.1 401 no\r\n\r\n" + "bad key: sk-secret-and-long".encode(encoding)
+    with RawServer(answer) as server, pytest.raises(HttpError) as caught:
+        Client(server.url, "sk-secret-and-long", timeout=5).get("/")
+    assert caught.value.body.endswith("bad key: ***")
+
+
 class RawServer:
     """Sends prepared bytes to each connection after its request, then closes."""
 

@@ -168,6 +168,29 @@ def test_a_key_in_pieces_is_never_in_an_answer(monkeypatch: pytest.MonkeyPatch) 
     assert answer.text == "Key ***!"
 
 
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "arguments"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_key_in_numbers_of_its_characters_is_never_in_an_answer(
+    monkeypatch: pytest.MonkeyPatch, field: str, stream: bool
+) -> None:
+    message: dict[str, t.Any] = {field: "Key KEY!"}
+    if field == "arguments":
+        message = {"tool_calls": [{"function": {"name": "a", **message}}]}
+    text = json.dumps({"choices": [{"delta" if stream else "message": message}]})
+    text = text.replace("KEY", "".join(f"\\u{ord(one):04x}" for one in "sk-secret-and-long"))
+    answer = chat(Said(monkeypatch, text, "sk-secret-and-long").client, TOWER, stream)
+    assert "Key ***!" in (answer.text, answer.reasoning, *(call["arguments"] for call in answer.tool_calls))
+
+
+def test_a_stream_that_breaks_off_inside_the_key_is_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said(monkeypatch, '{"choices": [{"delta": {"content": "Key sk-secret-an"}}]}', "sk-secret-and-long")
+    event = next(iter(said.client.post_sse("/", None)))
+    monkeypatch.setattr(said.client, "post_sse", lambda *_args: iter([event]))
+    with pytest.raises(HttpError, match="without") as caught:
+        chat(said.client, TOWER, True)
+    assert caught.value.body == "Key ***"
+
+
 def test_served_models() -> None:
     with FakeServer("wrong_model") as fake:
         assert served_models(Client(fake.base_url)) == ["other-model"]

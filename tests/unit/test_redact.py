@@ -4,7 +4,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from ops.redact import LEAST_KEY, is_secret, masked, printable, without_colours, without_key
+from ops.redact import LEAST_KEY, is_secret, masked, printable, without_colours, without_key, without_key_start
 
 HIDDEN = "(hidden: it may hold a secret)"
 
@@ -94,7 +94,38 @@ def test_a_long_text_takes_no_time(word: str) -> None:
         ("s3cr3t", "Bearer s3cr3t", "Bearer ***"),
         ('a"b', '{"key": "a\\"b"}', '{"key": "***"}'),
         ("a+b(c", "a+b(c", "***"),
+        ("sk-long/key-of-many", "sk-long\\/key-of-many", "***"),
+        ("sk-long/key-of-many", "a " + "".join(f"\\u{ord(one):04X}" for one in "sk-long/key-of-many"), "a ***"),
+        ("sk-long-key-of-many", "".join(f"\\\\u{ord(one):04x}" for one in "sk-long-key-of-many"), "***"),
+        ("sk-long-key-of-many", "sk\\u002dlong-key\\u002Dof-many\\n", "***\\n"),
     ],
 )
 def test_a_key_is_taken_out_of_a_text(key: str, text: str, shown: str) -> None:
     assert without_key(text, key) == shown
+
+
+KEY = "sk-long-key-of-many"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("bad key sk-long-key-of-man", "bad key ***"),
+        ("bad key sk-l", "bad key ***"),
+        ("bad key sk-", "bad key sk-"),
+        ("bad key sk\\u002dlong-k\\u00", "bad key ***"),
+        ("bad key \\u0073\\u006b\\u002d\\u006c", "bad key ***"),
+        ("sk-long key", "sk-long key"),
+        ("", ""),
+    ],
+)
+def test_the_beginning_of_a_key_at_the_end_of_a_cut_text(text: str, shown: str) -> None:
+    assert without_key_start(text, KEY) == shown
+
+
+@pytest.mark.parametrize("key", [KEY, '"' * 20, "\\u0061" * 5])
+def test_a_key_is_looked_for_in_no_time(key: str) -> None:
+    start = time.process_time()
+    for text in ("\\" * 1_000_000, key[:10] * 100_000):
+        without_key_start(without_key(text, key), key)
+    assert time.process_time() - start < 5.0
