@@ -210,20 +210,26 @@ def sse_data(pieces: t.Iterable[bytes]) -> t.Iterator[str]:
 
 
 def _sse_lines(pieces: t.Iterable[bytes]) -> t.Iterator[str]:
-    rest = b""
+    rest = bytearray()
     first = True
     for piece in pieces:
+        # Only what is new is searched: pieces of one byte would have the whole line searched for each. A CR before it
+        # may be a line's end.
+        start = 0 if first else max(0, len(rest) - 1)
         rest += piece
         if first and len(rest) >= len(_BYTE_ORDER_MARK):
             first, rest = False, rest.removeprefix(_BYTE_ORDER_MARK)
-        *lines, rest = _LINE_END.split(rest)
+        lines: list[bytes] = []
+        if _LINE_END.search(rest, start):
+            *lines, last = _LINE_END.split(bytes(rest))
+            rest = bytearray(last)
         if len(rest) > MAX_LINE_BYTES:
             raise ValueError(f"a line of the stream is longer than {MAX_LINE_BYTES >> 20} MiB")
         for raw in lines:
             yield raw.decode("utf-8", errors="replace")
-    last = rest.decode("utf-8", errors="replace")
-    if last.endswith("\r") or last.strip() == f"data: {STREAM_END}":
-        yield last.rstrip("\r")
+    end = rest.decode("utf-8", errors="replace")
+    if end.endswith("\r") or end.strip() == f"data: {STREAM_END}":
+        yield end.rstrip("\r")
         yield ""
 
 
@@ -365,6 +371,30 @@ class _Call:
             return http.client.HTTPSConnection(host, port, timeout=self._limit, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=self._limit)
 
+    def _socket(self, address: tuple[str, int], *_default: t.Any) -> socket.socket:
+        """A connection to the first address of a name that takes one. The time that is left is divided among them."""
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        problem = OSError("the name has no address")
+        for tried, (family, kind, protocol, _name, where) in enumerate(found):
+            left = self._limit - self.elapsed_s
+            if left <= 0:
+                raise TimeoutError
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:  # such as IPv6, which this host has not
+                problem = error
+                continue
+            try:
+                sock.settimeout(left / (len(found) - tried))
+                sock.connect(where)
+            except OSError as error:
+                sock.close()
+                problem = error
+                continue
+            sock.settimeout(max(0.001, self._limit - self.elapsed_s))
+            return sock
+        raise problem
+
     def _exchange(self, connection: http.client.HTTPConnection) -> t.Iterator[bytes]:
         headers = {"Accept": "application/json, text/event-stream", "Connection": "close"}
         if self._client._token:
@@ -373,6 +403,7 @@ class _Call:
         if self._payload is not None:
             body = json.dumps(self._payload).encode()
             headers["Content-Type"] = "application/json"
+        connection._create_connection = self._socket  # type: ignore[attr-defined]
         connection.connect()
         alarm = threading.Timer(max(0.0, self._limit - self.elapsed_s), self._expire, [connection.sock])
         alarm.daemon = True
@@ -401,6 +432,9 @@ class _Call:
             if not piece:
                 break
             size += len(piece)
+            # A sender of many small pieces has filled buffers that outlast the end of the connection.
+            if self.elapsed_s > self._limit:
+                raise self._timeout()
             if size > MAX_BODY_BYTES:
                 raise self.error("body", f"the answer is longer than {MAX_BODY_BYTES >> 20} MiB")
             yield piece

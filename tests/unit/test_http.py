@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -52,6 +53,53 @@ def test_a_line_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     with RawServer(answer) as server, pytest.raises(HttpError, match="a line of the stream is longer") as caught:
         list(Client(server.url, timeout=5).post_sse("/", None))
     assert caught.value.kind == "body"
+
+
+def test_a_line_in_pieces_of_one_byte_takes_no_time() -> None:
+    line = b"data: " + b"x" * 1_000_000
+    start = time.process_time()
+    assert len(list(sse_data(line[i : i + 1] for i in range(len(line))))) == 0
+    assert time.process_time() - start < 10  # searched from its start each time: many minutes
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sender_of_small_pieces_without_end_is_ended_in_time(stream: bool) -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with RawServer(head + b"1\r\nx\r\n" * 4_000_000) as server:
+        client = Client(server.url, timeout=1.0)
+        start = time.monotonic()
+        with pytest.raises(HttpError) as caught:
+            list(client.post_sse("/", None)) if stream else client.get("/")
+    assert caught.value.kind == "timeout"
+    assert time.monotonic() - start < 2.5
+
+
+def test_the_limit_is_for_all_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes the connections: the listeners have no place for one more."""
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", 0)
+        for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            listener = stack.enter_context(socket.create_server((host, address[1]), backlog=0))
+            address = listener.getsockname()
+            for _ in range(4):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(address)
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", address[1])) for last in (1, 2, 3)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: found)
+        start = time.monotonic()
+        with pytest.raises(HttpError, match="no complete answer") as caught:
+            Client(f"http://many:{address[1]}").get("/health", 0.9)
+    assert caught.value.kind == "timeout"
+    assert time.monotonic() - start < 1.7
+
+
+def test_the_next_address_of_a_name_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RawServer(OK + b"\r\n{}") as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (2, 1)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: found)
+        assert Client(f"http://many:{port}", timeout=5).get_json("/") == {}
 
 
 def test_a_body_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
