@@ -90,19 +90,31 @@ class Response:
 def parse_json(text: str | bytes) -> t.Any:
     """The value of a JSON text from elsewhere. Raises ValueError, also for what other readers refuse or choke on.
 
-    Refused are NaN and Infinity, half a character (a surrogate without its other half), and nesting that is too deep.
+    Refused are NaN and Infinity, a name that stands twice in an object, bytes that are no UTF-8, half a character (a
+    surrogate without its other half), and nesting that is too deep.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-        raw = text if isinstance(text, str) else text.decode("utf-8", errors="replace")
+        raw = text if isinstance(text, str) else text.decode("utf-8-sig")
+        value = json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_object)
         if raw.count("[") + raw.count("{") > MAX_JSON_DEPTH and _is_deep(value):
             raise RecursionError
+        raw.encode()
         if _HALF_CHARACTER.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8, or holds half a character") from None
     except UnicodeEncodeError:
         raise ValueError("it holds half a character") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, t.Any]]) -> dict[str, t.Any]:
+    """Readers differ in which of two values counts."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("an object holds a name twice")
     return value
 
 

@@ -19,6 +19,7 @@ CHAT_PATH = "/v1/chat/completions"
 MAX_TEXT = 200_000
 MAX_NAME = 200
 MAX_CALLS = 128
+COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ChatAnswer:
     text: str
     reasoning: str
     finish_reason: str | None
-    usage: dict[str, t.Any] | None
+    usage: dict[str, int] | None
     model: str | None
     tool_calls: tuple[dict[str, t.Any], ...]
     ttft_s: float | None
@@ -132,7 +133,7 @@ class _Stream:
     reasoning: list[str] = field(default_factory=list)
     tools: dict[int, dict[str, t.Any]] = field(default_factory=dict)
     finish_reason: str | None = None
-    usage: dict[str, t.Any] | None = None
+    usage: dict[str, int] | None = None
     model: str | None = None
     ttft_s: float | None = None
     last_s: float | None = None
@@ -144,12 +145,19 @@ class _Stream:
     def add(self, event: dict[str, t.Any], elapsed_s: float) -> None:
         self.model = self.model or _name(event.get("model"), "model")
         self.usage = _usage(event.get("usage")) or self.usage
-        for choice in _list(event.get("choices"), "choices"):
+        choices = _list(event.get("choices"), "choices")
+        if len(choices) > 1:
+            raise _Unusable(f"an event has {len(choices)} choices, asked was for one")
+        for choice in choices:
+            if choice.get("index") not in (None, 0):
+                raise _Unusable(f"an event has a choice of index {str(choice['index'])[:MAX_NAME]}, asked was for one")
             delta = choice.get("delta") or {}
             content = _text(delta.get("content"), "content")
             reasoning = _text(delta.get("reasoning_content"), "reasoning")
             calls = _list(delta.get("tool_calls"), "tool_calls")
             if content or reasoning or calls:
+                if self.finish_reason:
+                    raise _Unusable(f"the stream goes on after its finish_reason {self.finish_reason!r}")
                 self.chunks += 1
                 self._heard(elapsed_s)
             if self.ttft_s is None and (content.strip() or reasoning.strip() or calls):
@@ -159,8 +167,13 @@ class _Stream:
             self.reasoning.append(reasoning)
             for call in calls:
                 self._add_call(call)
-            self.finish_reason = _name(choice.get("finish_reason"), "finish_reason") or self.finish_reason
+            self._end(_name(choice.get("finish_reason"), "finish_reason"))
             self.matched_stop = _matched(choice) or self.matched_stop
+
+    def _end(self, reason: str | None) -> None:
+        if reason and self.finish_reason not in (None, reason):
+            raise _Unusable(f"the stream has the finish_reason {reason!r} after {self.finish_reason!r}")
+        self.finish_reason = reason or self.finish_reason
 
     def _heard(self, elapsed_s: float) -> None:
         if self.last_s is not None:
@@ -249,13 +262,18 @@ def _list(value: t.Any, where: str) -> list[t.Any]:
     return value
 
 
-def _usage(value: t.Any) -> dict[str, t.Any] | None:
-    """The token counts; 16.0 is 16."""
+def _usage(value: t.Any) -> dict[str, int] | None:
+    """The token counts; 16.0 is 16. What is no count is left out, and so are names that nobody asks for."""
     if value is not None and not isinstance(value, dict):
         raise _Unusable(f"the answer has usage of type {type(value).__name__}, wanted an object")
-    return value and {
-        name: int(count) if isinstance(count, float) and count.is_integer() else count for name, count in value.items()
-    }
+    if value is None:
+        return None
+    counts = {name: value.get(name) for name in COUNTS}
+    return {name: int(count) for name, count in counts.items() if _is_whole(count)}
+
+
+def _is_whole(value: t.Any) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
 
 
 def _refuse_error_object(client: Client, answer: t.Any, start: float) -> None:

@@ -125,13 +125,22 @@ def test_reason_phrases_are_cut() -> None:
         ("-Infinity", "-Infinity is no JSON number"),
         ('"\\ud83d"', "half a character"),
         ('{"\\udc00": 1}', "half a character"),
+        ('"Paris \ud83d"', "half a character"),
+        ('{"a": 1, "b": [{"c": 1, "c": 2}]}', "a name twice"),
+        ('{"a": 1, "\\u0061": 1}', "a name twice"),
         ("{", "Expecting property name"),
     ],
 )
 def test_json_that_breaks_others_is_refused(text: str, words: str) -> None:
-    for given in (text, text.encode()):
+    for given in (text, text.encode(errors="surrogatepass")):
         with pytest.raises(ValueError, match=words):
             parse_json(given)
+
+
+@pytest.mark.parametrize("given", ['{"a": 1}'.encode("utf-16"), b'{"a": "\xff"}'])
+def test_bytes_of_another_encoding_are_refused(given: bytes) -> None:
+    with pytest.raises(ValueError, match="not UTF-8"):
+        parse_json(given)
 
 
 def test_json_that_only_looks_strange_is_read() -> None:

@@ -150,6 +150,43 @@ def test_a_whole_number_as_float_is_a_count(monkeypatch: pytest.MonkeyPatch) -> 
     assert usage and (usage["prompt_tokens"], type(usage["prompt_tokens"])) == (16, int)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_counts_are_kept_of_usage(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    choice = {"delta" if stream else "message": {"content": "x"}}
+    usage = {"prompt_tokens": 12, "completion_tokens": "many", "total_tokens": True, "x": "y" * 10**6, "z": 5}
+    said = Said(monkeypatch, json.dumps({"choices": [choice], "usage": usage}))
+    assert chat(said.client, TOWER, stream).usage == {"prompt_tokens": 12}
+
+
+PIECE = {"index": 0, "delta": {"content": "Par"}}
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ([[PIECE, PIECE]], "2 choices"),
+        ([[PIECE], [{**PIECE, "index": 1}]], "a choice of index 1"),
+        ([[{**PIECE, "finish_reason": "stop"}], [PIECE]], "goes on after its finish_reason 'stop'"),
+        (
+            [[{**PIECE, "finish_reason": "stop"}], [{"delta": {"tool_calls": [{"function": {"name": "a"}}]}}]],
+            "goes on after its finish_reason 'stop'",
+        ),
+        ([[{**PIECE, "finish_reason": "length"}], [{"delta": {}, "finish_reason": "stop"}]], "'stop' after 'length'"),
+    ],
+)
+def test_a_stream_of_another_shape(monkeypatch: pytest.MonkeyPatch, choices: list[t.Any], words: str) -> None:
+    said = Said(monkeypatch, "\n".join(json.dumps({"choices": one}) for one in choices))
+    with pytest.raises(HttpError, match=words) as caught:
+        chat(said.client, TOWER, True)
+    assert caught.value.kind == "body"
+
+
+def test_nothing_may_follow_the_end_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [{"delta": {"content": ""}, "finish_reason": "stop"}, {"delta": {}, "finish_reason": "stop"}]
+    said = Said(monkeypatch, "\n".join(json.dumps({"choices": [one]}) for one in [PIECE, *ends]))
+    assert chat(said.client, TOWER, True).text == "Par"
+
+
 def test_names_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Said(monkeypatch, json.dumps({"choices": [{"message": {"content": "x"}, "finish_reason": "f" * 10**6}]}))
     assert chat(said.client, TOWER).finish_reason == "f" * 200
