@@ -14,6 +14,7 @@ import typing as t
 import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 
 from .http import parse_json
 
@@ -23,20 +24,49 @@ KINDS = ("non_empty", "exact", "word", "integer", "sequence", "json", "regex", "
 _INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\u061c\ufe0e\ufe0f\ufeff\u00ad]")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _NUMBER = re.compile(r"(?<![\w.,])(?:(?<![^\s(\[=:*$\\{])-)?\d+(?:,\d{3})*(?:\.\d+)?(?![\w]|[.,]\d)", re.ASCII)
+# Digits above or below the line or in a circle beside a digit; NFKC makes one number of both.
+_SMALL = "[\u00b2\u00b3\u00b9\u2070\u2074-\u2079\u2080-\u2089\u2460-\u249b\u24ea-\u24ff\u2776-\u2793]"
+_BESIDE = re.compile(rf"(?<=\d)(?={_SMALL})|(?<={_SMALL})(?=\d)")
+# A dash where a number's minus stands.
+_DASH_MINUS = re.compile(r"(?<![^\s(\[=:*$\\{])[\u2010\u2012-\u2015](?=\d)")
 # Words that turn a clause round, and words that take a whole answer back.
-_NEGATIONS = ("not", "never", "neither", "nor", "cannot", "isnt", "wasnt")
-_DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure")
+_NEGATIONS = ("not", "never", "neither", "nor", "cannot", "isnt", "wasnt", "hardly", "scarcely", "barely")
+_NEGATIONS += ("nicht", "kein", "keine", "niet", "pas")
+_NOT_CJK = re.compile("\u4e0d|\u5e76\u975e|\u7edd\u975e|\u7d55\u975e|\u6ca1|\u6c92|\u306a\u3044|\uc544\ub2c8")
+_DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure", "false", "mistaken", "untrue", "unlikely", "doubtful")
+_MAYBE = ("maybe", "perhaps", "possibly", "even")
 _CLAUSE = re.compile(r"[^.;:!?\n]*(?:[.:](?=\d)[^.;:!?\n]*)*[.;:!?\n]?")
 _BUT = re.compile(r"\bbut\b|(?:,|\(|\s[\u2013\u2014-]|\band)(?= ?not\b)")
-_RATHER = re.compile(r"\b(?:rather than|instead of|as opposed to)\b")
+_RATHER = re.compile(
+    r"\b(?:(?:rather|other) than|instead of|as opposed to|far from|(?:any|every)thing but|all but|no longer|formerly"
+    r"|without|except(?: for)?)\b"
+)
 # What makes another number of one, in front of it and behind it.
-_BEFORE_NUMBER = re.compile(r"(?:[~\u2248\u00b1]|\d[ ]*[*/+^x\u00d7\u00b7\u2044-]|\d(?:[ ]+|')|[/\u2044^])[ ]*$")
+_BEFORE_NUMBER = re.compile(
+    r"(?:[~\u2248\u00b1<\u2260\u2264\u2265]|(?<![-=])>|[<>!/]=|=[ ]*-[ ]"
+    r"|\d[ ]*[*/+^x\u00d7\u00b7\u2044-]|\d(?:[ ]+|')|[/\u2044^]"
+    r"|\b(?:minus|negative|plus|times|than|below|under|above|over|about|around|roughly|approximately|approx\.?|ca\.?"
+    r"|circa|nearly|almost|at (?:least|most)|up to|half|(?:half|third|quarter) of|twice|double|triple|root of|sqrt|log"
+    r"|or))"
+    r"[ ]*$"
+)
 _AFTER_NUMBER = re.compile(
     r"[ ]*(?:%|\u2030|per ?cent|[*/+^x\u00d7\u00b7\u2044-][ ]*\d|\d|[ej]\d"
-    r"|(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
+    r"|(?:hundred|thousand|million|billion|trillion|dozen)s?\b"
+    r"|,?[ ]?or\b|(?:plus|minus|times|squared|cubed|factorial|point)\b|and (?:a|one)\b)"
 )
 # A computation without a word, such as 17*20+17*3 = 340+51.
 _COMPUTATION = re.compile(r"[\d\s()*/+x\u00d7\u00b7\u2044.,\\{}$=-]+")
+# The same, to be computed: its parts, and what stands at the end and at the beginning of a text.
+_PART = re.compile(r"\s*(\d+(?:,\d{3})*(?:\.\d+)?|[-+*/()])", re.ASCII)
+_TIMES = re.compile(r"[x\u00d7\u00b7\u22c5]|\\(?:times|cdot)\b")
+_MARKUP = re.compile(r"\*\*|\\[()\[\]]|[$\\{}`_]")
+_OPERAND = r"[(]*-?\d+(?:,\d{3})*(?:\.\d+)?(?![\d%])[)]*"
+_TERM = rf"{_OPERAND}(?: ?[-+*/] ?{_OPERAND})*"
+_LEFT_TERM = re.compile(rf"(?<![\w.,*/+^()-])(?<![*/+^)] )(?<!\d - ){_TERM}\s*$", re.ASCII)
+_RIGHT_TERM = re.compile(rf"[\s*]*({_TERM})", re.ASCII)
+_MAX_TERM = 200
+_MAX_EQUATIONS = 100
 # A column rule or an empty line of a Markdown table.
 _TABLE_RULE = re.compile(r"[ \t]*\|[|:\- \t]{0,200}")
 _LIST_NUMBER = re.compile(r"\(?\d{1,4}[.):]")
@@ -64,8 +94,9 @@ class Verdict:
 
 def normalise(text: str) -> str:
     """NFKC, no invisible characters, plain minus and quotes, single spaces, no case."""
-    text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+    text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", _BESIDE.sub("^", _INVISIBLE.sub("", text))))
     text = text.replace("\u2212", "-").replace("\u2019", "'").replace("\u2018", "'")
+    text = _DASH_MINUS.sub("-", text)
     return " ".join(text.split()).casefold()
 
 
@@ -172,10 +203,11 @@ def judge(
     """Compare an answer with an expectation.
 
     kind exact      the whole answer is the value, but for case, quotes and a final full stop
-    kind word       the value stands in the answer as a word (or words), in a clause that neither denies nor asks it;
-                    a number as a word is not part of another one, such as 4 in 4.5, -4, 4,000 or 3/4
+    kind word       the value stands in the answer as a word (or words), in a clause that neither denies nor asks it,
+                    and no "or" beside it; a number as a word is not part of another one, such as 4 in 4.5, -4, 4,000
+                    or 3/4
     kind integer    every number in the answer that is not in the question is the value, and it is there, or the answer
-                    is a computation that ends in it
+                    is a computation that ends in it; no equation of the answer is wrong
     kind sequence   the numbers in the answer are those from the first to the last of the value, each once and in order
     kind json       the answer is JSON and holds the value (a mapping: at least these keys with these values)
     kind regex      the value matches the whole answer
@@ -203,6 +235,8 @@ def judge(
     if not reason:
         rejected = [word for word in _list(expectation.get("reject")) if _holds_words(words(text), words(str(word)))]
         reason = f"the answer holds {rejected[0]!r}, which makes it wrong" if rejected else ""
+    if not reason and kind == "word" and _leaves_open(text, value):
+        reason = "the answer leaves it open"
     return Verdict(not reason, text, wanted, reason)
 
 
@@ -236,7 +270,11 @@ def _clauses(text: str) -> list[str]:
 
 def _denied(clause: str) -> bool:
     said = words(clause)
-    return clause.rstrip().endswith("?") or any(word in _NEGATIONS or word.endswith("n't") for word in said)
+    return (
+        clause.rstrip().endswith("?")
+        or bool(_NOT_CJK.search(clause))
+        or any(word in _NEGATIONS or word.endswith("n't") for word in said)
+    )
 
 
 def _doubt(text: str) -> str:
@@ -261,7 +299,21 @@ def _word(text: str, value: t.Any) -> str:
     if all(_denied(clause) or _no(clause, value) for clause in holding):
         return "the answer denies the word"
     doubt = _doubt(text)
-    return f"the answer holds {doubt!r}" if doubt and doubt not in words(" ".join(map(str, _list(value)))) else ""
+    if doubt and doubt not in words(" ".join(map(str, _list(value)))):
+        return f"the answer holds {doubt!r}"
+    return _miscomputed(_lines(text)) if any(_is_number(option) for option in _list(value)) else ""
+
+
+def _leaves_open(text: str, value: t.Any) -> bool:
+    """Whether the answer names the word or something else: "or" stands beside it."""
+    said = words(text)
+    for wanted in (words(str(option)) for option in _list(value)):
+        for start in _positions(said, wanted):
+            end = start + len(wanted)
+            before = [word for word in said[max(0, start - 2) : start] if word not in _MAYBE][-1:]
+            if before == ["or"] or said[end : end + 1] == ["or"]:
+                return True
+    return False
 
 
 def _says(clause: str, option: str) -> bool:
@@ -313,7 +365,7 @@ def _integer(text: str, value: t.Any, question: str, reject: t.Sequence[t.Any] =
     if any(_denied(clause) for clause in _clauses(lines) if wanted in numbers(clause)):
         return "the answer denies the number"
     doubt = _doubt(text)
-    return f"the answer holds {doubt!r}" if doubt else ""
+    return f"the answer holds {doubt!r}" if doubt else _miscomputed(lines)
 
 
 def _is_number(value: t.Any) -> bool:
@@ -321,13 +373,78 @@ def _is_number(value: t.Any) -> bool:
 
 
 def _computes(text: str, wanted: Decimal) -> bool:
-    """Whether the answer is one computation that ends in the value, and no step of it is another number."""
+    """Whether the answer is one computation that ends in the value, and every step of it is that value."""
     text = text.strip(" .*$\n")
     steps = text.split("=")
-    if len(steps) < 2 or not _COMPUTATION.fullmatch(text):
+    if len(steps) < 2 or not _COMPUTATION.fullmatch(text) or numbers(steps[-1]) != [wanted]:
         return False
-    alone = [numbers(step) for step in steps if re.fullmatch(r"\W*-?[\d.,]+\W*", step)]
-    return numbers(steps[-1]) == [wanted] and [wanted] in alone[-1:] and all(found == [wanted] for found in alone)
+    # Such as the x of "x = 391".
+    steps = [step for step in steps if re.search(r"\d", step)]
+    return bool(re.fullmatch(r"\W*-?[\d.,]+\W*", steps[-1])) and all(_worth(step) == wanted for step in steps)
+
+
+def _miscomputed(text: str) -> str:
+    """The first equation of a normalised text that does not hold, as a reason, or an empty string."""
+    text = _MARKUP.sub(" ", _TIMES.sub("*", text))
+    text = re.sub(r"[ ]+", " ", text)
+    sides = text.split("=")
+    if len(sides) > _MAX_EQUATIONS:
+        return f"the answer holds more than {_MAX_EQUATIONS} equations"
+    for one, other in zip(sides, sides[1:]):
+        left, right = _LEFT_TERM.search(one[-_MAX_TERM:]), _RIGHT_TERM.match(other[:_MAX_TERM])
+        if left and right and _worth(left[0]) != _worth(right[1]):
+            return f"the answer computes {f'{left[0].strip()} = {right[1]}'[:80]!r}"
+    return ""
+
+
+def _worth(step: str) -> Fraction | None:
+    """What a sum of products is, or None for anything else."""
+    step = _MARKUP.sub(" ", _TIMES.sub("*", step)).strip(" .,*\n")
+    # A bracket around more than this step.
+    step = step.removeprefix("(") if step.count("(") > step.count(")") else step
+    step = step.removesuffix(")") if step.count(")") > step.count("(") else step
+    parts = _PART.findall(step)
+    if len(step) > _MAX_TERM or "".join(parts) != "".join(step.split()):
+        return None
+    parts.reverse()
+    try:
+        value = _sum(parts)
+    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return None if parts else value
+
+
+def _sum(parts: list[str]) -> Fraction:
+    """Takes what it computes from the end of the parts, and so do the others."""
+    value = _product(parts)
+    while parts and parts[-1] in "+-":
+        value += _product(parts) if parts.pop() == "+" else -_product(parts)
+    return value
+
+
+def _product(parts: list[str]) -> Fraction:
+    value = _factor(parts)
+    while parts and parts[-1] in "*/(":
+        if parts[-1] == "/":
+            parts.pop()
+            value /= _factor(parts)
+            continue
+        if parts[-1] == "*":
+            parts.pop()
+        value *= _factor(parts)
+    return value
+
+
+def _factor(parts: list[str]) -> Fraction:
+    part = parts.pop()
+    if part == "-":
+        return -_factor(parts)
+    if part != "(":
+        return Fraction(part.replace(",", ""))
+    value = _sum(parts)
+    if parts.pop() != ")":
+        raise ValueError
+    return value
 
 
 def _is_sequence(value: t.Any) -> bool:

@@ -43,6 +43,39 @@ RIGHT: list[tuple[dict[str, t.Any], str]] = [
     (PRODUCT, "17*23:\n391"),
     (PRODUCT, "The answer is 391. Do not hesitate to ask."),
     (PRODUCT, "391\u00b0"),
+    *(
+        (PRODUCT, text)
+        for text in (
+            "The answer is 391 (17*23=391)",
+            "17 \\times 23 = 391",
+            "\\(17 \\cdot 23 = 391\\)",
+            "$$17 \\times 23 = \\boxed{391}$$",
+            "17*23 = 17*(20+3) = 340+51 = 391",
+            "17(23) = 391",
+            "So 17(23) = 391",
+            "17*23 = (17*20)+(17*3) = 391",
+            "-17*-23 = 391",
+            "782/2 = 391",
+            "x = 391",
+            "- 17 * 23 = 391",
+            "Answer - 17 * 23 = 391",
+            "17*23=391\n17*23=391",
+            "391 = 17*23",
+            "17*23 -> 391",
+            "17*23 => 391",
+            "Answer \u2013 391",
+            "391 without doubt",
+            "391!",
+            "391 (391)",
+            "The answer is equal to 391",
+        )
+    ),
+    (PARIS, "Paris, without doubt."),
+    (PARIS, "It is Paris, other than Lyon."),
+    (PARIS, "It is no longer Lyon; it is Paris."),
+    ({"kind": "integer", "value": -5}, "\u20135"),
+    ({"kind": "exact", "value": "10\u00b2"}, "10\u00b2"),
+    ({"kind": "word", "value": "life or death"}, "It is life or death."),
     (NUMBER, "2 + 2 = 4."),
     (NUMBER, "2+2=4"),
     (NUMBER, "It's 4!"),
@@ -106,6 +139,73 @@ WRONG: list[tuple[dict[str, t.Any], str, str]] = [
         for text in ("391%", "391 percent", "17/391", "391/17", "391 million", "17 391", "17'391", "17*391", "391*23")
     ),
     *((PRODUCT, text, "the answer says") for text in ("391^2", "~391", "17-391", "17*23 = 381 = 391")),
+    *(
+        (PRODUCT, text, "the answer says")
+        for text in (
+            "17*22=391",
+            "1*1=391",
+            "17*23=390+2=391",
+            "39\u00b9",
+            "3\u2079\u00b9",
+            "\u00b391",
+            "39\u2460",
+            "39\u2081",
+            "17*23 \u2260 391",
+            "17*23 != 391",
+            "17*23 >= 391",
+            "<391",
+            ">391",
+            "17*23 = - 391",
+            "less than 391",
+            "about 391",
+            "minus 391",
+            "negative 391",
+            "half of 391",
+            "twice 391",
+            "the square root of 391",
+            "391 plus one",
+            "391 and a half",
+            "391 or 17",
+            *(f"{dash}391" for dash in "\u2010\u2013\u2014"),
+        )
+    ),
+    *(
+        (PRODUCT, text, "the answer computes")
+        for text in (
+            "17+23=391",
+            "The answer is 17 + 23 = 391.",
+            "17+23 =\n391",
+            "**17+23** = **391**",
+            "17-23 = 391",
+            "17*17 = 391",
+            "17 \\times 17 = 391",
+            "17*23 = 17*17 = 391",
+            "(17+23) = 391",
+            "23/17 = 391",
+            "17/(17-17) = 391",
+            "17*(23 = 391",
+        )
+    ),
+    (PRODUCT, "391 = 391\n" * 200, "more than 100 equations"),
+    *((PRODUCT, text, "denies") for text in ("anything but 391", "hardly 391", "\u4e0d\u662f391", "nicht 391")),
+    *((PRODUCT, text, "holds") for text in ("391 is false", "391 is mistaken")),
+    *(
+        (PARIS, text, "denies")
+        for text in (
+            "anything but Paris",
+            "hardly Paris",
+            "without Paris",
+            "except for Paris",
+            "it is no longer Paris",
+            "It is London, formerly Paris",
+            "\u4e0d\u662f Paris",
+        )
+    ),
+    (PARIS, "Paris is false", "'false'"),
+    *((PARIS, text, "leaves it open") for text in ("Paris or London", "London, or Paris", "London or maybe Paris")),
+    (NUMBER, "1+1=4", "the answer computes"),
+    (NUMBER, "less than 4", "not in the answer"),
+    ({"kind": "exact", "value": "102"}, "10\u00b2", "another one"),
     (PRODUCT, "Sorry, 391", "'sorry'"),
     (PRODUCT, "3910", "says 3910"),
     (PRODUCT, "1391", "says 1391"),
@@ -309,3 +409,11 @@ def test_a_turn_of_somebody_else_is_a_marker(text: str) -> None:
 
 def test_who_is_spoken_of_is_no_marker() -> None:
     assert find_marker("The User: a person. An assistant: helps. Human rights.") is None
+
+
+@pytest.mark.parametrize("piece", ["1+", "1", "(", "-", "1 = ", "=", "x", "391 ", "1*(", "\u00b9", "\\"])
+def test_a_long_computation_takes_no_time(piece: str) -> None:
+    start = time.process_time()
+    judge(PRODUCT, piece * (200_000 // len(piece)) + "=391", QUESTION)
+    judge(PRODUCT, "391\n" + piece * 50 + "=391", QUESTION)
+    assert time.process_time() - start < 5.0
