@@ -14,6 +14,8 @@ from rendering import ANSIBLE_PLAYBOOK, ROOT, play
 
 KEY = "0123456789abcdef-of-a-client"
 COMMON = {"site_model": "deepseek-v4-flash-nvfp4", "sglang_serve_api_key": KEY}
+LATER = {"id": "a", "prompt": "b", "expect": {"kind": "non_empty"}, "profile": "full"}
+OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters", "endpoints", "speculation")
 # Variables of all hosts; of each host, with what must be said about it.
 REPLICAS = {
     "clash": (
@@ -137,6 +139,18 @@ VALUES = {
     "grafana": (
         {"grafana_enabled": True, "grafana_admin_password": "a 1234567890 with spaces"},
         "grafana_admin_password has 24 characters; wanted: at least 16, from the vault, without a space",
+    ),
+    "question": (
+        {"sglang_smoke_checks": {"prompts": [{"id": "a", "prompt": "{{ inventory_hostname }}", "expct": {}}]}},
+        "sglang_smoke_checks can't be used: prompts[0]: expct is unknown, expect is missing.",
+    ),
+    "unasked": (
+        {"sglang_smoke_checks": {"prompts": [{"id": "a"}]}},
+        "sglang_smoke_checks can't be used: prompts[0]: wanted prompt (with or without system), or messages.",
+    ),
+    "profile": (
+        {"sglang_smoke_checks": {"prompts": [LATER], **dict.fromkeys(OWN_CHECKS, False)}},
+        "sglang_smoke_checks can't be used: no check belongs to the profile quick",
     ),
     "alertmanager": (
         {"alertmanager_enabled": True, "alertmanager_port": 9090, "alertmanager_webhooks": [{"url": "http://a"}]},
