@@ -11,7 +11,7 @@ from typing import Any
 # Ansible has these files at hand for modules only.
 sys.path.append(str(Path(__file__).resolve().parents[3] / "module_utils"))
 
-from ops.smoke import SuiteError, suite_of  # noqa: E402
+from ops.smoke import SuiteError, suite_of
 
 
 def suite_fault(checks: Mapping[str, Any], profile: str) -> str:
