@@ -61,6 +61,7 @@ ALONE = {
             "sglang_router_arguments_custom sets control-plane-api-keys; wanted: no secrets",
         ],
     ),
+    "gpu": ({"sglang_serve_islands": [{"gpus": ["0", "1e0"]}]}, ["sglang_serve_islands has '1e0'; wanted: a whole"]),
     "router_elsewhere": ({"site_topology": "replicas", "router": ["far"]}, ["The group router has far; wanted: hosts"]),
 }
 # Variables of one host, with what must be said about it.
@@ -73,6 +74,22 @@ VALUES = {
     "valueless": ({"sglang_serve_arguments_custom": {"log-level": None}}, "has log-level without a value"),
     "listless": ({"sglang_serve_arguments_custom": {"log-level": []}}, "has log-level without a value"),
     "variable": ({"sglang_serve_environment_custom": {"HF_TOKEN_X": "y"}}, "has HF_TOKEN_X; wanted: no secrets"),
+    "exponent": (
+        {"sglang_serve_context_length": "1e5"},
+        "sglang_serve_context_length is '1e5'; wanted: a whole number, digits only. Change it in the inventory",
+    ),
+    "point": (
+        {"sglang_serve_context_length": "262144.0"},
+        "sglang_serve_context_length is '262144.0'; wanted: a whole",
+    ),
+    "line": ({"sglang_serve_port": "30001\n"}, "sglang_serve_port is '30001\\n'; wanted: a whole number"),
+    "wide": ({"sglang_serve_inner_port": "\uff13\uff10\uff10\uff11\uff11"}, "'; wanted: a whole number"),
+    "underscore": ({"sglang_serve_max_running_requests": "6_4"}, "sglang_serve_max_running_requests is '6_4'; wanted"),
+    "spaces": ({"sglang_serve_keep_releases": " 3 "}, "sglang_serve_keep_releases is ' 3 '; wanted: a whole number"),
+    "boolean": ({"sglang_serve_speculative_steps": True}, "sglang_serve_speculative_steps is True; wanted: a whole"),
+    "nested": ({"sglang_serve_environment_custom": {"A": {"b": 1}}}, "has a mapping or a list in A; wanted: a text"),
+    "lines": ({"sglang_serve_environment_custom": {"A": "b\nc"}}, "has A with a line's end or another control"),
+    "clients": ({"sglang_firewall_clients": "all"}, "sglang_firewall_clients is 'all', no list; wanted: a list of"),
     "none": ({"sglang_serve_environment_custom": {"NCCL_DEBUG": None}}, "has NCCL_DEBUG without a value"),
     "hash": ({"sglang_serve_environment_custom": {"A": "@CONFIG_SHA256@"}}, "has @CONFIG_SHA256@ in A; wanted"),
     "address": (
