@@ -90,6 +90,10 @@ VALUES = {
     "nested": ({"sglang_serve_environment_custom": {"A": {"b": 1}}}, "has a mapping or a list in A; wanted: a text"),
     "lines": ({"sglang_serve_environment_custom": {"A": "b\nc"}}, "has A with a line's end or another control"),
     "clients": ({"sglang_firewall_clients": "all"}, "sglang_firewall_clients is 'all', no list; wanted: a list of"),
+    "open": (
+        {"sglang_firewall_open": [{"port": 80}, {"port": 81, "from": "10.0.0.0/8"}]},
+        "from in sglang_firewall_open is '10.0.0.0/8', no list; wanted: a list of",
+    ),
     "none": ({"sglang_serve_environment_custom": {"NCCL_DEBUG": None}}, "has NCCL_DEBUG without a value"),
     "hash": ({"sglang_serve_environment_custom": {"A": "@CONFIG_SHA256@"}}, "has @CONFIG_SHA256@ in A; wanted"),
     "address": (
