@@ -16,6 +16,7 @@ import getpass
 import json
 import multiprocessing
 import os
+import re
 import select
 import shlex
 import signal
@@ -91,7 +92,7 @@ def refusal(host: str, holder: str) -> str:
         other = json.loads(holder)
         who = f"{other['user']} with {other['playbook']}, process {other['pid']}, since {other['since']}"
         end = f"or end it: kill {other['pid']}, there"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         who, end = "a play that has only just begun", "which takes a moment"
     return (
         f"{host} is held by another play: {who}. Wanted: one play at a time. This one has changed nothing. "
@@ -124,10 +125,14 @@ class ActionModule(ActionBase):
             return {**result, "skipped": True, "msg": "check mode changes nothing and takes no lock"}
         path, mine = self._task.args.get("path", "/run/sglang-play.lock"), record_of_this_run()
         if not self._holds(path, mine):
-            python = task_vars.get("ansible_python_interpreter", "/usr/bin/python3")
-            command = shlex.join([python, "-c", HOLDER, path, json.dumps(mine)])
+            command = shlex.join([self._python(task_vars), "-c", HOLDER, path, json.dumps(mine)])
             self._take(path, mine, command, task_vars["inventory_hostname"])
         return {**result, "changed": False, "holder": mine}
+
+    def _python(self, task_vars: dict) -> str:
+        """Return the host's Python; the system's own, which every host here has, where Ansible would look for one."""
+        python = str(self._templar.template(task_vars.get("ansible_python_interpreter")) or "auto")
+        return "/usr/bin/python3" if re.fullmatch("auto(_legacy)?(_silent)?", python) else python
 
     def _holds(self, path: str, mine: dict) -> bool:
         """Whether the record in the lock is this run's."""

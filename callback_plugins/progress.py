@@ -8,6 +8,7 @@ series of failures. A failure ends with its message: what the message was made f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -102,6 +103,8 @@ class CallbackModule(DefaultCallback):
             if self._task_name and now - self._last_output >= every:
                 self._last_output = now
                 minutes, seconds = divmod(int(now - self._task_started), 60)
+                line = f"  ... {self._task_name}: {minutes}m{seconds:02d}s\n"
                 # Straight to the descriptor: worker processes are forked at any moment, and a lock of Python's
                 # output layer that this thread holds right then would stay locked in the worker for ever.
-                os.write(sys.__stdout__.fileno(), f"  ... {self._task_name}: {minutes}m{seconds:02d}s\n".encode())
+                with contextlib.suppress(OSError):  # nobody may read it any more, as after | head -1
+                    os.write(sys.__stdout__.fileno(), line.encode())

@@ -60,6 +60,20 @@ def public_hosts(hosts: Sequence[str]) -> list[str]:
     return [host for host in hosts if not getattr(address_of(host), "is_loopback", host == "localhost")]
 
 
+def number_faults(variables: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each variable that is no whole number, or is a list that has something else.
+
+    variables: name -> value. A text of digits is one: -e gives such. What else Python or Ansible takes for a number
+    (1e5, 6_4, true, digits of other scripts) would go into a launch line as it is.
+    """
+    return [
+        f"{name} {'has' if isinstance(value, (list, tuple)) else 'is'} {one!r}; wanted: a whole number, digits only"
+        for name, value in variables.items()
+        for one in (value if isinstance(value, (list, tuple)) else [value])
+        if isinstance(one, bool) or not re.fullmatch(r"-?[0-9]+", str(one))
+    ]
+
+
 def argument_faults(custom: Mapping[str, Any], managed: Mapping[str, str], variable: str) -> list[str]:
     """Return what is wrong with arguments of a launch line.
 
@@ -100,6 +114,10 @@ def environment_fault(name: Any, value: Any) -> str:
         return f"has {name}; wanted: no secrets (a unit's environment can be read by everybody)"
     if value is None:
         return f"has {name} without a value; wanted: a text or a number"
+    if isinstance(value, (Mapping, list, tuple)):
+        return f"has a mapping or a list in {name}; wanted: a text or a number"
+    if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", str(value)):
+        return f"has {name} with a line's end or another control character; wanted: a text of one line"
     return placeholder_fault(name, value)
 
 
@@ -158,6 +176,7 @@ class FilterModule:
         return {
             "host_fault": host_fault,
             "public_hosts": public_hosts,
+            "number_faults": number_faults,
             "argument_faults": argument_faults,
             "environment_faults": environment_faults,
             "directory_fault": directory_fault,

@@ -14,6 +14,8 @@ from rendering import ANSIBLE_PLAYBOOK, ROOT, play
 
 KEY = "0123456789abcdef-of-a-client"
 COMMON = {"site_model": "deepseek-v4-flash-nvfp4", "sglang_serve_api_key": KEY}
+LATER = {"id": "a", "prompt": "b", "expect": {"kind": "non_empty"}, "profile": "full"}
+OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters", "endpoints", "speculation")
 # Variables of all hosts; of each host, with what must be said about it.
 REPLICAS = {
     "clash": (
@@ -59,6 +61,7 @@ ALONE = {
             "sglang_router_arguments_custom sets control-plane-api-keys; wanted: no secrets",
         ],
     ),
+    "gpu": ({"sglang_serve_islands": [{"gpus": ["0", "1e0"]}]}, ["sglang_serve_islands has '1e0'; wanted: a whole"]),
     "router_elsewhere": ({"site_topology": "replicas", "router": ["far"]}, ["The group router has far; wanted: hosts"]),
 }
 # Variables of one host, with what must be said about it.
@@ -71,6 +74,26 @@ VALUES = {
     "valueless": ({"sglang_serve_arguments_custom": {"log-level": None}}, "has log-level without a value"),
     "listless": ({"sglang_serve_arguments_custom": {"log-level": []}}, "has log-level without a value"),
     "variable": ({"sglang_serve_environment_custom": {"HF_TOKEN_X": "y"}}, "has HF_TOKEN_X; wanted: no secrets"),
+    "exponent": (
+        {"sglang_serve_context_length": "1e5"},
+        "sglang_serve_context_length is '1e5'; wanted: a whole number, digits only. Change it in the inventory",
+    ),
+    "point": (
+        {"sglang_serve_context_length": "262144.0"},
+        "sglang_serve_context_length is '262144.0'; wanted: a whole",
+    ),
+    "line": ({"sglang_serve_port": "30001\n"}, "sglang_serve_port is '30001\\n'; wanted: a whole number"),
+    "wide": ({"sglang_serve_inner_port": "\uff13\uff10\uff10\uff11\uff11"}, "'; wanted: a whole number"),
+    "underscore": ({"sglang_serve_max_running_requests": "6_4"}, "sglang_serve_max_running_requests is '6_4'; wanted"),
+    "spaces": ({"sglang_serve_keep_releases": " 3 "}, "sglang_serve_keep_releases is ' 3 '; wanted: a whole number"),
+    "boolean": ({"sglang_serve_speculative_steps": True}, "sglang_serve_speculative_steps is True; wanted: a whole"),
+    "nested": ({"sglang_serve_environment_custom": {"A": {"b": 1}}}, "has a mapping or a list in A; wanted: a text"),
+    "lines": ({"sglang_serve_environment_custom": {"A": "b\nc"}}, "has A with a line's end or another control"),
+    "clients": ({"sglang_firewall_clients": "all"}, "sglang_firewall_clients is 'all', no list; wanted: a list of"),
+    "open": (
+        {"sglang_firewall_open": [{"port": 80}, {"port": 81, "from": "10.0.0.0/8"}]},
+        "from in sglang_firewall_open is '10.0.0.0/8', no list; wanted: a list of",
+    ),
     "none": ({"sglang_serve_environment_custom": {"NCCL_DEBUG": None}}, "has NCCL_DEBUG without a value"),
     "hash": ({"sglang_serve_environment_custom": {"A": "@CONFIG_SHA256@"}}, "has @CONFIG_SHA256@ in A; wanted"),
     "address": (
@@ -137,6 +160,18 @@ VALUES = {
     "grafana": (
         {"grafana_enabled": True, "grafana_admin_password": "a 1234567890 with spaces"},
         "grafana_admin_password has 24 characters; wanted: at least 16, from the vault, without a space",
+    ),
+    "question": (
+        {"sglang_smoke_checks": {"prompts": [{"id": "a", "prompt": "{{ inventory_hostname }}", "expct": {}}]}},
+        "sglang_smoke_checks can't be used: prompts[0]: expct is unknown, expect is missing.",
+    ),
+    "unasked": (
+        {"sglang_smoke_checks": {"prompts": [{"id": "a"}]}},
+        "sglang_smoke_checks can't be used: prompts[0]: wanted prompt (with or without system), or messages.",
+    ),
+    "profile": (
+        {"sglang_smoke_checks": {"prompts": [LATER], **dict.fromkeys(OWN_CHECKS, False)}},
+        "sglang_smoke_checks can't be used: no check belongs to the profile quick",
     ),
     "alertmanager": (
         {"alertmanager_enabled": True, "alertmanager_port": 9090, "alertmanager_webhooks": [{"url": "http://a"}]},

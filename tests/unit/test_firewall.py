@@ -71,3 +71,10 @@ def test_what_is_no_network_is_named():
         {"sglang_firewall_clients": ["10.0.0.0/33", "::/0"], "sglang_firewall_peers": ["gpu2"]}
     )
     assert faults == ["sglang_firewall_clients has '10.0.0.0/33'", "sglang_firewall_peers has 'gpu2'"]
+
+
+@pytest.mark.parametrize("value", ["all", "10.0.0.0/8", {"10.0.0.7": 1}, 7, None])
+def test_what_is_no_list_of_networks_is_named_once(value):
+    assert plugin.network_faults({"sglang_firewall_clients": value}) == [
+        f"sglang_firewall_clients is {value!r}, no list"
+    ]

@@ -35,6 +35,14 @@ def test_a_mirror_needs_a_directory(mirror):
     assert "Nothing was fetched." in printed
 
 
+@pytest.mark.parametrize(("locks", "seen"), [('{"mirror_locks": []}', "[]"), ("mirror_locks=router", '"router"')])
+def test_a_mirror_needs_a_lock_file(mirror, tmp_path, locks, seen):
+    status, printed = mirror("-e", f"mirror_directory={tmp_path}/mirror", "-e", locks)
+    assert status == 2
+    assert f"mirror_locks is {seen}; wanted: a list of one lock file or more, as in -e" in printed
+    assert not (tmp_path / "mirror").exists()
+
+
 def test_check_mode_fetches_nothing(mirror, tmp_path):
     status, printed = mirror("--check", "-e", f"mirror_directory={tmp_path}/mirror")
     assert status == 0, printed

@@ -36,6 +36,19 @@ def test_only_loopback_is_not_public():
     assert plugin.public_hosts(loopback + public) == public
 
 
+@pytest.mark.parametrize("value", [0, 64, -1, "64", [], [0, "1"]])
+def test_whole_numbers(value):
+    assert plugin.number_faults({"tp": value}) == []
+
+
+@pytest.mark.parametrize(
+    "value", ["1e5", "262144.0", 64.0, "\uff13\uff10", "6_4", " 64 ", "30001\n", True, "True", "", "+1", None, {}]
+)
+def test_what_is_no_whole_number(value):
+    assert plugin.number_faults({"tp": value}) == [f"tp is {value!r}; wanted: a whole number, digits only"]
+    assert plugin.number_faults({"gpus": [1, value]}) == [f"gpus has {value!r}; wanted: a whole number, digits only"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -100,6 +113,11 @@ def test_environment(name):
         ("A\n", 1, r"custom has the name 'A\n'"),
         ("1A", 1, "custom has the name '1A'"),
         ("NCCL_DEBUG", None, "custom has NCCL_DEBUG without a value"),
+        ("NCCL_DEBUG", {"hidden": 1}, "custom has a mapping or a list in NCCL_DEBUG; wanted: a text or a number"),
+        ("NCCL_DEBUG", ["hidden"], "custom has a mapping or a list in NCCL_DEBUG"),
+        ("NCCL_DEBUG", [], "custom has a mapping or a list in NCCL_DEBUG"),
+        ("NCCL_DEBUG", "hidden\nA", "custom has NCCL_DEBUG with a line's end or another control character; wanted: a"),
+        ("NCCL_DEBUG", "hidden\0", "custom has NCCL_DEBUG with a line's end"),
         ("NCCL_DEBUG", "@CONFIG_SHA256@", "custom has @CONFIG_SHA256@ in NCCL_DEBUG"),
     ],
 )  # fmt: skip

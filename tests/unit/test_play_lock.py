@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("play_lock", ROOT / "action_plugins/play_lock.py")
+plugin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plugin)
 PLAYBOOK = """
 - name: Hold the host
   hosts: localhost
@@ -102,6 +106,18 @@ def test_a_second_run_is_told_who_holds_the_host_and_a_killed_one_holds_nothing(
     first.kill()  # ansible-playbook alone; nobody has asked for its exit status yet
     time.sleep(1)
     assert plays.run()[0] == 0
+
+
+@pytest.mark.parametrize("record", ["", "[]", "7", '"text"', "null", "{}", '{"user'])
+def test_a_record_that_says_nothing(record: str) -> None:
+    told = plugin.refusal("gpu1", record)
+    assert told.startswith("gpu1 is held by another play: a play that has only just begun. Wanted: one play at a time.")
+
+
+@pytest.mark.parametrize("python", ["auto", "auto_silent", "{{ '/usr/bin/' ~ 'python3' }}"])
+def test_a_python_that_ansible_looks_for_or_works_out(plays: Plays, python: str) -> None:
+    printed = plays.run("true", "-e", json.dumps({"ansible_python_interpreter": python}))[1]
+    assert "TASK [Work]" in printed, printed  # which Python Ansible finds for this task is its own affair
 
 
 def test_an_interrupted_and_a_failed_run_hold_nothing(plays: Plays) -> None:

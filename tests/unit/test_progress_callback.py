@@ -51,10 +51,8 @@ module.exit_json(changed=False, count=count, progress=f"counted to {count} of 3"
 """
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory) -> str:
-    """What ansible-playbook prints with this callback."""
-    directory = tmp_path_factory.mktemp("play")
+def start(directory: Path) -> subprocess.Popen[str]:
+    """Start ansible-playbook with this callback."""
     (directory / "library").mkdir()
     (directory / "library" / "counting.py").write_text(MODULE)
     (directory / "play.yml").write_text(PLAYBOOK)
@@ -68,9 +66,17 @@ def output(tmp_path_factory) -> str:
     command = [Path(sys.executable).with_name("ansible-playbook"), "--inventory", "localhost,", "--connection", "local"]
     command += [directory / "play.yml", "--extra-vars", f"counter={directory}/counter"]
     command += ["--extra-vars", f"ansible_python_interpreter={sys.executable}"]
-    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=os.environ | environment, cwd=ROOT, text=True, **pipes)
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory) -> str:
+    """What it prints."""
+    with start(tmp_path_factory.mktemp("play")) as play:
+        printed, errors = play.communicate()
+    assert play.returncode == 0, printed + errors
+    return printed
 
 
 def lines(output: str, name: str) -> list[str]:
@@ -85,6 +91,14 @@ def test_a_long_task_gives_a_sign_of_life(output):
     times = [60 * int(minutes) + int(seconds) for minutes, seconds in (beat.groups() for beat in beats)]
     assert times[0] >= 2, "before the silence was long enough"
     assert all(later > earlier for earlier, later in pairwise(times))
+
+
+def test_output_that_nobody_reads_any_more_breaks_no_thread(tmp_path):
+    with start(tmp_path) as play:
+        play.stdout.readline()
+        play.stdout.close()
+        errors = play.stderr.read()
+    assert "Exception in thread" not in errors
 
 
 def test_a_waiting_loop_shows_its_progress(output):

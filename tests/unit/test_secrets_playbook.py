@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -13,6 +14,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("vault", ROOT / "filter_plugins/vault.py")
+plugin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plugin)
 NAMES = {"vault_sglang_serve_api_key", "vault_grafana_admin_password"}
 
 
@@ -31,15 +35,22 @@ class Vault:
         command = [str(Path(sys.executable).with_name(program)), *words]
         return subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
-    def play(self) -> subprocess.CompletedProcess[str]:
-        return self.run("ansible-playbook", "-vvv", "--diff", "-i", str(self.inventory), "playbooks/secrets.yml")
+    def play(self, *words: str) -> subprocess.CompletedProcess[str]:
+        options = ("-vvv", "--diff", "-i", str(self.inventory), *words)
+        return self.run("ansible-playbook", *options, "playbooks/secrets.yml")
 
     def read(self) -> dict[str, str]:
         return yaml.safe_load(self.run("ansible-vault", "view", str(self.file)).stdout)
 
     def write(self, text: str) -> None:
-        self.file.parent.mkdir(parents=True)
-        self.file.write_text(text)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_bytes(text.encode())
+
+    def encrypt(self, text: str) -> bytes:
+        """Write an encrypted file, and return what is in it then."""
+        self.write(text)
+        assert self.run("ansible-vault", "encrypt", str(self.file)).returncode == 0
+        return self.file.read_bytes()
 
 
 @pytest.fixture
@@ -56,20 +67,106 @@ def test_makes_all_and_then_nothing(vault):
     assert len(set(made.values())) == len(made)
     assert vault.file.read_text().startswith("$ANSIBLE_VAULT;")
     assert not any(value in done.stdout + done.stderr for value in made.values())
-    before = vault.file.read_bytes()
+    before = vault.encrypt("{vault_sglang_serve_api_key: a, vault_grafana_admin_password: b, vault_other: ''}")
     again = vault.play()
     assert "changed=0" in again.stdout
     assert vault.file.read_bytes() == before
 
 
 def test_keeps_what_is_there(vault):
-    vault.write("# ours\nvault_sglang_serve_api_key: chosen-by-the-operator\nvault_other: 7\n")
-    assert vault.run("ansible-vault", "encrypt", str(vault.file)).returncode == 0
+    vault.encrypt("# ours\nvault_sglang_serve_api_key: chosen-by-the-operator\nvault_other: 7\n")
     assert vault.play().returncode == 0
     made = vault.read()
     assert made.pop("vault_grafana_admin_password")
     assert made == {"vault_sglang_serve_api_key": "chosen-by-the-operator", "vault_other": 7}
     assert vault.run("ansible-vault", "view", str(vault.file)).stdout.startswith("# ours\n")
+
+
+# Files that end as they should not, or hold what YAML and Jinja might take for something else.
+ENDS = {
+    "no end": ("a: 1", {"a": 1}),
+    "comment": ("a: 1\n# ours", {"a": 1}),
+    "comment alone": ("# ours", {}),
+    "block": ("a: |-\n  {{ b }}\n  c", {"a": "{{ b }}\nc"}),
+    "carriage return": ("a: 1\r\n", {"a": 1}),
+    "empty": ("", {}),
+    "empty line": ("\n", {}),
+    "tag": ("a: !unsafe 1\n", {"a": "1"}),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_adds_to_the_end(case):
+    text, before = ENDS[case]
+    new = plugin.whole_lines(text) + "b: c\n"
+    assert plugin.missing_secrets(text, ["b"]) == ["b"]
+    assert plugin.vault_fault(text, new, ["b"]) == ""
+    assert plugin.read(new) == ({**before, "b": "c"}, "")
+
+
+# What can't be added to in this way, or has a name without a text.
+REFUSED = {
+    "flow": ("{a: hidden,\n b: c}\n", "can't be added to: with new lines at its end it would be no YAML (line 3);"),
+    "indented": ("  a: hidden\n", "it would be no YAML (line 2);"),
+    "ended": ("a: hidden\n...\n", "it would be no YAML (line 3);"),
+    "block": ("a: |\n  hidden", "it would be another value of a;"),
+    "list": ("- hidden\n", "is a list; wanted: lines NAME: VALUE"),
+    "text": ("hidden", "is a str; wanted: lines NAME: VALUE"),
+    "broken": ("a: 'hidden\n", "is no YAML (line 2); wanted: lines NAME: VALUE"),
+    "no date": ("a: 2001-99-99\n", "is no YAML; wanted: lines NAME: VALUE"),
+    "nothing": ("made:\n", "has no text for made; wanted: a text, in quotes, or no such line"),
+    "number": ("made: 7\n", "has no text for made;"),
+    "no characters": ("made: ''\n", "has no text for made;"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_added_to(case):
+    text, wanted = REFUSED[case]
+    lines = [f"{name}: new\n" for name in plugin.missing_secrets(text, ["made", "other"])]
+    new = plugin.whole_lines(text) + "".join(lines)
+    fault = plugin.vault_fault(text, new, ["made", "other"])
+    assert wanted in fault
+    assert "hidden" not in fault
+
+
+def test_adds_to_a_file_whose_last_line_has_no_end(vault):
+    vault.encrypt("vault_other: 'it is {{ 1 + 1 }}'")
+    assert vault.play().returncode == 0
+    made = vault.read()
+    assert made.pop("vault_other") == "it is {{ 1 + 1 }}"
+    assert set(made) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("{vault_other: sesame}\n", "can't be added to: with new lines at its end it would be no YAML (line 2); "),
+        (
+            "vault_sglang_serve_api_key:\nvault_grafana_admin_password: sesame\n",
+            "has no text for vault_sglang_serve_api_key; wanted:",
+        ),
+    ],
+)
+def test_refuses_a_file_that_would_not_say_what_it_said(vault, text, wanted):
+    before = vault.encrypt(text)
+    done = vault.play()
+    assert done.returncode == 2
+    told = " ".join(done.stdout.split()).replace("''", "'")
+    assert f"{vault.file} {wanted}" in told
+    assert f"Nothing was changed. Next: ansible-vault edit {vault.file}" in told
+    assert "sesame" not in told + done.stderr
+    assert vault.file.read_bytes() == before
+    assert [file.name for file in vault.file.parent.iterdir()] == ["vault.yml"]
+
+
+@pytest.mark.parametrize("names", ["secrets_names=vault_x", '{"secrets_names": []}', '{"secrets_names": ["a b"]}'])
+def test_refuses_what_is_no_list_of_names(vault, names):
+    done = vault.play("-e", names)
+    assert done.returncode == 2
+    told = " ".join(done.stdout.split()).replace("''", "'")
+    assert "wanted: a list of variables' names. Nothing was changed." in told
+    assert not vault.file.exists()
 
 
 def test_refuses_a_file_that_is_not_encrypted(vault):

@@ -17,9 +17,12 @@ EPHEMERAL = 32768
 
 
 def network_faults(variables: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return one sentence for each value that is no network. variables: name -> values."""
+    """Return one sentence for each value that is no network, or variable that is no list. variables: name -> values."""
     faults = []
     for name, values in variables.items():
+        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+            faults.append(f"{name} is {values!r}, no list")
+            continue
         for value in values:
             try:
                 ipaddress.ip_network(value, strict=False)
