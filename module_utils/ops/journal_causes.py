@@ -161,6 +161,17 @@ CAUSES: tuple[Cause, ...] = (
         "srt/model_executor/pool_configurator.py",
     ),
     _row(
+        "host_pool_empty",
+        FATAL,
+        r"No host memory is left for HiCache after the",
+        "a pool in host memory, which a decode server keeps for requests that are pushed back, finds no room",
+        "sglang_serve_arguments_custom: disaggregation-decode-retraction-backup: cpu_tensor, or hicache-size: GiB",
+        "free --gibi",
+        "ValueError: No host memory is left for HiCache after the 10 GiB reserve; set --hicache-ratio or --hicache-size"
+        " explicitly.",
+        "srt/mem_cache/hicache_auto_size.py",
+    ),
+    _row(
         "prefill_out_of_kv",
         FATAL,
         r"(Prefill|Decode) out of memory\. Try to lower your batch size",

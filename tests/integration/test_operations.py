@@ -110,7 +110,8 @@ def test_one_side_of_a_pair_is_ready_by_itself(host: SiteHost) -> None:
     """The unit as the decode side, as far as a CPU goes: SGLang's own `fake` transfer, and the probe with --side."""
     unit, directory = f"/etc/systemd/system/{ENGINE}", f"/run/systemd/system/{ENGINE}.d"
     launch = "/opt/sglang/current/launch-unified.sh --disaggregation-mode decode"
-    launch += " --disaggregation-transfer-backend fake"
+    # SGLang would keep what is pushed back in a pool of host memory that wants more than 10 GiB.
+    launch += " --disaggregation-transfer-backend fake --disaggregation-decode-retraction-backup cpu_tensor"
     (probe,) = host.shell(f"grep '^ExecStartPost=.*ops.probe' {unit}").splitlines()
     lines = ["[Service]", "ExecStart=", f"ExecStart={launch}", "ExecStartPost=", f"{probe} --side"]
     host.shell(f"mkdir -p {directory}; cat > {directory}/decode.conf <<'END'\n" + "\n".join(lines) + "\nEND")
@@ -134,6 +135,7 @@ def arguments_of(host: SiteHost) -> list[str]:
     return host.shell(f"tr '\\0' '\\n' < /proc/{host.main_pid(ENGINE)}/cmdline", status=None).splitlines()
 
 
+@pytest.mark.thorough
 def test_an_edited_launch_script_is_put_back_and_so_is_what_it_started(host: SiteHost) -> None:
     host.shell("sed -i 's/--context-length 8192/--context-length 2048/' /opt/sglang/current/launch-unified.sh")
     host.shell(f"systemctl restart {ENGINE}")
@@ -184,6 +186,7 @@ def test_reboot_brings_everything_back(host: SiteHost) -> None:
     assert host.play("smoke.yml", *LENGTH).changed == 0
 
 
+@pytest.mark.thorough
 def test_a_failed_start_is_explained_and_healed_by_the_next_run(host: SiteHost) -> None:
     """The play ends when the engine does, not at the time limit, says what to change, and goes back."""
     shorter = {"json-model-override-args": json.dumps({"max_position_embeddings": 4096})}

@@ -23,6 +23,7 @@ FRAGMENTS = {
     "graph_capture_failed": "Capture cuda graph failed: {e}",
     "weights_leave_no_kv": "Loaded weights leave no GPU memory for the KV cache under",
     "kv_pool_empty": "Not enough memory. Please try to increase --mem-fraction-static.",
+    "host_pool_empty": "No host memory is left for HiCache after the",
     "prefill_out_of_kv": "Prefill out of memory. Try to lower your batch size.",
     "port_in_use": "Port is already in use. ",
     "context_too_long": "is greater than the derived context_length",
