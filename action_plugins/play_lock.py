@@ -47,7 +47,7 @@ def take():
         return False
 held = take()
 if not held:
-    # It goes back now, or has only tried whether its play still lives.
+    # A guard goes back now, or has only tried whether its play still lives.
     if b'"{GUARD}"' in os.pread(lock, 4096, 0):
         subprocess.run(["systemctl", "stop", "{GUARD}"])
     time.sleep(0.3)

@@ -36,11 +36,13 @@ _NOT_CJK = re.compile("\u4e0d|\u5e76\u975e|\u7edd\u975e|\u7d55\u975e|\u6ca1|\u6c
 _DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure", "false", "mistaken", "untrue", "unlikely", "doubtful")
 _MAYBE = ("maybe", "perhaps", "possibly", "even")
 _CLAUSE = re.compile(r"[^.;:!?\n]*(?:[.:](?=\d)[^.;:!?\n]*)*[.;:!?\n]?")
-_BUT = re.compile(r"\bbut\b|(?:,|\(|\s[\u2013\u2014-]|\band)(?= ?not\b)")
+_BUT = re.compile(r"\b(?:but|sondern|mais)\b|(?:,|\(|\s[\u2013\u2014-]|\band)(?= ?(?:not|nicht|pas)\b)")
 _RATHER = re.compile(
-    r"\b(?:(?:rather|other) than|instead of|as opposed to|far from|(?:any|every)thing but|all but|no longer|formerly"
-    r"|without|except(?: for)?)\b"
+    r"\b(?:rather than|(?<!none )(?<!no )other than|instead of|as opposed to|far from|(?:any|every)thing but|all but"
+    r"|no longer|formerly|without(?! (?:(?:a|any) )?(?:doubt|question|using))|except(?: for)?)\b"
 )
+# What stands in front of the rest of a computation that is partly told in words.
+_ARITHMETIC_WORD = re.compile(r"\b(?:times|plus|minus|by|over|of|and)$")
 # What makes another number of one, in front of it and behind it.
 _BEFORE_NUMBER = re.compile(
     r"(?:[~\u2248\u00b1<\u2260\u2264\u2265]|(?<![-=])>|[<>!/]=|=[ ]*-[ ]"
@@ -392,9 +394,17 @@ def _miscomputed(text: str) -> str:
         return f"the answer holds more than {_MAX_EQUATIONS} equations"
     for one, other in zip(sides, sides[1:]):
         left, right = _LEFT_TERM.search(one[-_MAX_TERM:]), _RIGHT_TERM.match(other[:_MAX_TERM])
-        if left and right and _worth(left[0]) != _worth(right[1]):
+        if left and right and _whole(left) and _worth(left[0]) != _worth(right[1]):
             return f"the answer computes {f'{left[0].strip()} = {right[1]}'[:80]!r}"
     return ""
+
+
+def _whole(term: re.Match[str]) -> bool:
+    """Whether a term is all of an equation's left side: no words or unknown signs in front of it compute with it."""
+    before = term.string[: term.start()].rstrip(" ")
+    if re.search(r"[*/+]|\d[ ]*[-(]", term[0]):
+        return not _ARITHMETIC_WORD.search(before)
+    return not before or before[-1] in "\n.:!?"
 
 
 def _worth(step: str) -> Fraction | None:

@@ -156,7 +156,7 @@ class _Stream:
             reasoning = _text(delta.get("reasoning_content"), "reasoning")
             calls = _list(delta.get("tool_calls"), "tool_calls")
             if content or reasoning or calls:
-                if self.finish_reason:
+                if self.finish_reason and (content.strip() or reasoning.strip() or calls):
                     raise _Unusable(f"the stream goes on after its finish_reason {self.finish_reason!r}")
                 self.chunks += 1
                 self._heard(elapsed_s)

@@ -39,7 +39,9 @@ class Systemd:
         if verb == "show":
             return CommandResult(0, "\n".join(f"{k}={v}" for k, v in self.units.get(rest[0], {}).items()), "")
         self.done.append(" ".join(argv[1:]))
-        if verb in ("restart", "start") and rest[0] in self.broken:
+        if verb in ("restart", "start") and self.broken & set(rest):
+            for unit in self.broken & set(rest):
+                self.units[unit]["ActiveState"] = "failed"
             return CommandResult(1, "", "Job failed")
         return CommandResult(0, "", "")
 
@@ -95,6 +97,7 @@ def test_everything_is_put_back_and_started(site: Site) -> None:
         f"disable --now {OTHER}",
         "daemon-reload",
         f"enable {ENGINE}",
+        f"reset-failed {ENGINE}",
         f"restart {ENGINE}",
         "start sglang-canary.service",
     ]
@@ -125,6 +128,18 @@ def test_what_runs_as_before_is_not_restarted(site: Site) -> None:
     assert site.go_back(kept)
     assert os.readlink(site.link) == "releases/old"
     assert site.systemd.done == ["daemon-reload", f"enable {ENGINE}", "start sglang-canary.service"]
+
+
+def test_two_sides_of_a_pair_start_together(site: Site) -> None:
+    """Each of them may wait for the other one."""
+    (site.root / OTHER).write_text("the other side")
+    site.systemd.add(OTHER)
+    kept = site.keep()
+    for unit in (ENGINE, OTHER):
+        site.systemd.add(unit, "2")
+    assert site.go_back(kept)
+    assert f"restart {OTHER} {ENGINE}" in site.systemd.done
+    assert [line for line in site.said if "serves again after" in line] != []
 
 
 def test_what_did_not_run_before_is_not_started(site: Site) -> None:
