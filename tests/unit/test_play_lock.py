@@ -105,7 +105,7 @@ def test_a_second_run_is_told_who_holds_the_host_and_a_killed_one_holds_nothing(
 
 
 def test_a_record_that_says_nothing() -> None:
-    """In a process of its own: after its imports, modules that are tested here would take themselves for the controller."""
+    """In a process of its own: its imports would make modules that are tested here think they run on the controller."""
     records = ["", "[]", "7", '"text"', "null", "{}", '{"user']
     program = f"import play_lock; [print(play_lock.refusal('gpu1', record)) for record in {records!r}]"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "action_plugins")}
