@@ -116,8 +116,8 @@ def environment_fault(name: Any, value: Any) -> str:
         return f"has {name} without a value; wanted: a text or a number"
     if isinstance(value, (Mapping, list, tuple)):
         return f"has a mapping or a list in {name}; wanted: a text or a number"
-    if re.search(r"[\x00-\x08\x0a-\x1f\x7f]", str(value)):
-        return f"has {name} with a line's end or another control character; wanted: a text of one line"
+    if "\0" in str(value):
+        return f"has {name} with a NUL in it; wanted: a text that a process can be given"
     return placeholder_fault(name, value)
 
 

@@ -88,7 +88,6 @@ VALUES = {
     "spaces": ({"sglang_serve_keep_releases": " 3 "}, "sglang_serve_keep_releases is ' 3 '; wanted: a whole number"),
     "boolean": ({"sglang_serve_speculative_steps": True}, "sglang_serve_speculative_steps is True; wanted: a whole"),
     "nested": ({"sglang_serve_environment_custom": {"A": {"b": 1}}}, "has a mapping or a list in A; wanted: a text"),
-    "lines": ({"sglang_serve_environment_custom": {"A": "b\nc"}}, "has A with a line's end or another control"),
     "clients": ({"sglang_firewall_clients": "all"}, "sglang_firewall_clients is 'all', no list; wanted: a list of"),
     "open": (
         {"sglang_firewall_open": [{"port": 80}, {"port": 81, "from": "10.0.0.0/8"}]},
