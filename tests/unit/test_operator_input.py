@@ -116,7 +116,7 @@ def test_environment(name):
         ("NCCL_DEBUG", {"hidden": 1}, "custom has a mapping or a list in NCCL_DEBUG; wanted: a text or a number"),
         ("NCCL_DEBUG", ["hidden"], "custom has a mapping or a list in NCCL_DEBUG"),
         ("NCCL_DEBUG", [], "custom has a mapping or a list in NCCL_DEBUG"),
-        ("NCCL_DEBUG", "hidden\0", "custom has NCCL_DEBUG with a NUL in it; wanted: a text that a process can be given"),
+        ("NCCL_DEBUG", "hidden\0", "custom has NCCL_DEBUG with a NUL in it; wanted: a text"),
         ("NCCL_DEBUG", "@CONFIG_SHA256@", "custom has @CONFIG_SHA256@ in NCCL_DEBUG"),
     ],
 )  # fmt: skip
