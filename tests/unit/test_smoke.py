@@ -135,7 +135,7 @@ def test_every_endpoint_has_its_time_in_the_report() -> None:
     assert row["wanted"] == "each GET within 10 s"
     paths = {url.removeprefix(fake.base_url) for url in row["evidence"]["gets"]}
     assert paths == {"/v1/models", "/server_info", "/v1/loads", "/metrics"}
-    assert all(0 < one["longest_s"] < 10 and one["count"] for one in row["evidence"]["gets"].values())
+    assert all(one["longest_s"] < 10 and one["count"] for one in row["evidence"]["gets"].values())
     assert row["evidence"]["max_s"] == 10
     with FakeServer("slow_get") as fake:
         row = row_of(full(fake), "server.endpoints")
