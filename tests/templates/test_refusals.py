@@ -88,10 +88,10 @@ VALUES = {
     "spaces": ({"sglang_serve_keep_releases": " 3 "}, "sglang_serve_keep_releases is ' 3 '; wanted: a whole number"),
     "boolean": ({"sglang_serve_speculative_steps": True}, "sglang_serve_speculative_steps is True; wanted: a whole"),
     "nested": ({"sglang_serve_environment_custom": {"A": {"b": 1}}}, "has a mapping or a list in A; wanted: a text"),
-    "clients": ({"sglang_firewall_clients": "all"}, "sglang_firewall_clients is 'all', no list; wanted: a list of"),
+    "clients": ({"sglang_firewall_clients": "all"}, "sglang_firewall_clients has 'all' for a list; wanted: a list of"),
     "open": (
         {"sglang_firewall_open": [{"port": 80}, {"port": 81, "from": "10.0.0.0/8"}]},
-        "from in sglang_firewall_open is '10.0.0.0/8', no list; wanted: a list of",
+        "sglang_firewall_open has '10.0.0.0/8' for a list; wanted: a list of",
     ),
     "none": ({"sglang_serve_environment_custom": {"NCCL_DEBUG": None}}, "has NCCL_DEBUG without a value"),
     "hash": ({"sglang_serve_environment_custom": {"A": "@CONFIG_SHA256@"}}, "has @CONFIG_SHA256@ in A; wanted"),

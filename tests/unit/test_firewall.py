@@ -68,13 +68,13 @@ def test_whom_networks_admit(networks, address, admitted):
 
 def test_what_is_no_network_is_named():
     faults = plugin.network_faults(
-        {"sglang_firewall_clients": ["10.0.0.0/33", "::/0"], "sglang_firewall_peers": ["gpu2"]}
+        {"sglang_firewall_clients": [["10.0.0.0/33", "::/0"]], "sglang_firewall_open": [["::/0"], ["gpu2"]]}
     )
-    assert faults == ["sglang_firewall_clients has '10.0.0.0/33'", "sglang_firewall_peers has 'gpu2'"]
+    assert faults == ["sglang_firewall_clients has '10.0.0.0/33'", "sglang_firewall_open has 'gpu2'"]
 
 
 @pytest.mark.parametrize("value", ["all", "10.0.0.0/8", {"10.0.0.7": 1}, 7, None])
 def test_what_is_no_list_of_networks_is_named_once(value):
-    assert plugin.network_faults({"sglang_firewall_clients": value}) == [
-        f"sglang_firewall_clients is {value!r}, no list"
+    assert plugin.network_faults({"sglang_firewall_open": [["::/0"], value]}) == [
+        f"sglang_firewall_open has {value!r} for a list"
     ]

@@ -16,19 +16,32 @@ DHCP_CLIENTS = {"udp/68", "udp/546"}
 EPHEMERAL = 32768
 
 
-def network_faults(variables: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return one sentence for each value that is no network, or variable that is no list. variables: name -> values."""
-    faults = []
-    for name, values in variables.items():
-        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-            faults.append(f"{name} is {values!r}, no list")
-            continue
-        for value in values:
-            try:
-                ipaddress.ip_network(value, strict=False)
-            except ValueError:
-                faults.append(f"{name} has {value!r}")
-    return faults
+def network_faults(variables: Mapping[str, Iterable[Any]]) -> list[str]:
+    """Return one sentence for each value that is no network, or stands where a list of them should.
+
+    variables: name -> the lists that it holds.
+    """
+    return [
+        f"{name} has {fault}"
+        for name, lists in variables.items()
+        for networks in lists
+        for fault in list_faults(networks)
+    ]
+
+
+def list_faults(networks: Any) -> list[str]:
+    """Return what is wrong with a list of networks, by its values."""
+    if isinstance(networks, (str, Mapping)) or not isinstance(networks, Iterable):
+        return [f"{networks!r} for a list"]
+    return [repr(network) for network in networks if not is_network(network)]
+
+
+def is_network(value: Any) -> bool:
+    try:
+        ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def by_family(networks: Iterable[str]) -> dict[str, list[str]]:

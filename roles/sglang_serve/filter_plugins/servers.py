@@ -16,7 +16,7 @@ WILDCARDS = ("0.0.0.0", "::")
 SIDES = ("prefill", "decode")
 # SGLang hands a request's earlier chunk to the decode side while it may still be computed, and its NIXL backend doesn't
 # wait for it: the answers to prompts of several chunks are wrong without a word (docs/topologies.md).
-SIDES_ENVIRONMENT = {"prefill": {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}, "decode": {}}
+SIDES_ENVIRONMENT = {"prefill": {"SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX": "0"}}
 # Checks that are made unless they are set to false, see docs/smoke.md.
 OWN_CHECKS = ("over_long", "cancelled_client", "resting_level", "counters", "endpoints", "speculation")
 # Units that may hold a port or memory on a host before the topology is changed.
