@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,3 +189,20 @@ def test_names_that_sound_secret_are_declared_so():
     sounding = {name for name in options if re.search(r"(api_key|password|secret|token)$", name)}
     assert "sglang_serve_api_key" in sounding
     assert {name for name in sounding if not options[name].get("no_log")} == set()
+
+
+LOADED_BY_FILTERS = """
+import runpy, sys
+for file in sys.argv[1:]:
+    runpy.run_path(file)
+print(*sorted(name for name in sys.modules if name.partition(".")[0] in ("ops", "requests")))
+"""
+
+
+def test_filters_load_nothing_that_takes_time() -> None:
+    """Ansible loads every filter anew in the process of every task that uses one."""
+    files = tracked("filter_plugins/*.py", "roles/*/filter_plugins/*.py")
+    command = [sys.executable, "-c", LOADED_BY_FILTERS, *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert len(files) > 5
+    assert done.stdout.split() == []
