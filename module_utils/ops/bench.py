@@ -3,7 +3,7 @@
 
 Nothing here talks to anything. A level is one concurrency at one prompt length; its result is a row. A row is
   measured   the load generator and the engine's own counters agree, and nobody else was served
-  contended  somebody else was served too: the figures are shown and never compared
+  contended  somebody else was served too, twice: the figures are shown and never compared
   failed     the figures can't be believed; why says so
   left_out   the service can't hold the level, or the time was over; why says so
 """
@@ -269,7 +269,14 @@ def row_words(row: t.Mapping[str, t.Any]) -> str:
         f"{name}: {row['output_tok_s']:g} tok/s, TTFT p50 {row['ttft_ms']['p50']:g} ms, "
         f"TPOT p50 {row['tpot_ms']['p50']:g} ms, {row['requests']} requests in {row['duration_s']:.1f} s"
     )
-    return text if row["status"] == MEASURED else f"{text}; {row['status'].upper()}: {'; '.join(row['why'])}"
+    text = text if row["status"] == MEASURED else f"{text}; {row['status'].upper()}: {'; '.join(row['why'])}"
+    return f"{text}; {again_words(row)}" if again_words(row) else text
+
+
+def again_words(row: t.Mapping[str, t.Any]) -> str:
+    """Why a row is that of a second measurement; "" when it is that of the first."""
+    why = row.get("contended_before", ())  # a result of an earlier version has none
+    return f"measured again: the first time {'; '.join(why)}" if why else ""
 
 
 # Comparison
@@ -479,6 +486,7 @@ def _note_lines(result: t.Mapping[str, t.Any]) -> list[str]:
         for row in result["rows"]
         if row["why"]
     ]
+    notes += [f"{row['id']}: {again_words(row)}" for row in result["rows"] if again_words(row)]
     return [f"- {note}" for note in [*notes, *_about_lines(result)]]
 
 

@@ -336,13 +336,15 @@ def test_an_answer_in_one_event_has_no_speed_of_its_own() -> None:
 
 def test_a_result_says_what_is_wrong_with_it() -> None:
     contended = row_of(LEVEL, bench.CONTENDED, ["the engine also served 3 requests of others"], **LOAD.figures)
+    again = row_of(Level(1, 0, 16, 16), bench.MEASURED, contended_before=["2 requests were aborted"], **LOAD.figures)
     failed = row_of(Level(8, 0, 16, 16), bench.FAILED, ["1 of 16 requests failed"])
-    result = build_result(HEAD, [contended, failed], [])
+    result = build_result(HEAD, [contended, failed, again], [])
     assert result["ok"] is False
     page = bench.markdown(result)
     assert f"{LOAD.figures['output_tok_s']:g} (contended)" in page
     assert "- c4-ctx0: contended: the engine also served 3 requests of others" in page
     assert "- c8-ctx0: failed: 1 of 16 requests failed" in page
+    assert "- c1-ctx0: measured again: the first time 2 requests were aborted" in page
     assert bench.row_words(contended).endswith("CONTENDED: the engine also served 3 requests of others")
     assert bench.row_words(failed) == "C=8, context 0: failed: 1 of 16 requests failed"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from gpu_samples import sample
 from ops import bench
-from ops.bench import Level, gpu_words
+from ops.bench import Level, gpu_words, row_of
 from ops.bench_run import NVIDIA_SMI, Sampler, Target, host_facts, measure
 from ops.http import Client
 
@@ -175,19 +175,41 @@ def test_counters_that_disagree_leave_no_figures(model_path: Path, engine_python
 
 
 def test_others_are_noticed(model_path: Path, engine_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three that run all the time, and one that comes and goes meanwhile; requests 1 and 2 are the warm-up."""
+    """Three that run all the time, and one that comes and goes meanwhile; requests 1, 2, 7 and 8 are the warm-up's."""
     monkeypatch.setattr("ops.bench_run.REST_S", 0.1)
     monkeypatch.setattr("ops.bench_run.SETTLE_S", 0.5)
     with SmallEngine(lambda number: engine.served(7, 9) if number == 4 else None) as engine:
         engine.busy = 3
         row = measured(engine, model_path, engine_python)
-    assert row["status"] == bench.CONTENDED
-    assert row["why"] == [
+    always = [
         "3 requests of others were running and 0 waiting before the measurement",
         "3 requests of others were running and 0 waiting after the measurement",
-        "the engine also served 1 requests of others with 7 prompt and 9 generated tokens",
     ]
+    assert (row["status"], row["why"]) == (bench.CONTENDED, always)
+    once = "the engine also served 1 requests of others with 7 prompt and 9 generated tokens"
+    assert row["contended_before"] == [*always, once]
     assert "output_tok_s" in row
+
+
+def test_a_level_that_others_met_is_measured_again(model_path: Path, engine_python: str) -> None:
+    with SmallEngine(lambda number: engine.served(7, 9) if number == 4 else None) as engine:
+        row = measured(engine, model_path, engine_python)
+    assert (row["status"], row["why"]) == (bench.MEASURED, [])
+    why = "the engine also served 1 requests of others with 7 prompt and 9 generated tokens"
+    assert row["contended_before"] == [why]
+    assert bench.row_words(row).endswith(f"measured again: the first time {why}")
+    assert engine.counters["num_requests_total"] == 2 * (2 + 4) + 1
+
+
+def test_without_the_time_for_another_the_first_is_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is measured here: a level of 10 s met others, and 5 s are left, or the second is not over in time."""
+    contended = row_of(LEVEL, bench.CONTENDED, ["the engine also served 1 requests of others"], elapsed_s=10.0)
+    rows = [contended]
+    monkeypatch.setattr("ops.bench_run._measure_once", lambda *_: rows.pop(0))
+    assert measure(None, LEVEL, "run", time.time() + 5, 120) == contended
+    for second, wanted in ((bench.LEFT_OUT, bench.CONTENDED), (bench.FAILED, bench.FAILED)):
+        rows[:] = [contended, row_of(LEVEL, second, ["the benchmark's time was over"], elapsed_s=10.0)]
+        assert measure(None, LEVEL, "run", time.time() + 60, 120)["status"] == wanted
 
 
 def test_an_answer_that_breaks_off_is_no_result(model_path: Path, engine_python: str) -> None:
