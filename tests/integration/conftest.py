@@ -57,10 +57,10 @@ def fresh(host: SiteHost) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def converged(request: pytest.FixtureRequest, host: SiteHost) -> None:
-    """The host as the module before left it; converged with the module's SETTINGS when there was none."""
+def converged(host: SiteHost) -> None:
+    """The host as the module before left it; converged when there was none."""
     if host.shell("test -e /opt/sglang/current || echo nothing"):
-        host.play("site.yml", *getattr(request.module, "SETTINGS", ()))
+        host.play("site.yml")
 
 
 @pytest.fixture

@@ -175,6 +175,7 @@ def test_the_page_draws_it(busy: SiteHost, tmp_path: Path) -> None:
     assert without == {"Sliding-window pool", "Prefill to decode", "GPUs"}
 
 
+@pytest.mark.thorough
 def test_a_restart_that_is_put_off_is_shown(host: SiteHost, converged: None) -> None:
     """Another configuration is written, the engine is left alone; the next run with the old one takes it back."""
     length = re.search(r"--context-length (\d+)", host.shell("cat /opt/sglang/current/launch-unified.sh"))[1]

@@ -68,8 +68,7 @@ def host(site_host: SiteHost) -> SiteHost:
 
 @pytest.fixture(scope="module")
 def serving(host: SiteHost, converged: None) -> SiteHost:
-    """A host that site.yml has converged, with the settings of the inventory."""
-    host.play("site.yml")
+    """A host that site.yml has converged."""
     return host
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What happens to a host after its converge, from one variable to uninstall.yml, with the real engine.
 
-The tests build on each other, and on those of test_site.py and test_bench.py when these ran before.
+The tests build on each other, and on those of test_site.py when these ran before: thorough ones leave the host as they
+found it, or are followed by what does not depend on it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ START_SECONDS = 420
 # What a changed argument of the engine may change on the host.
 EXPECTED = ("sglang_serve : ", "service_unit : ", "sglang_canary : Write", "memory_plan : Export")
 LENGTH = ["-e", "sglang_serve_context_length=4096"]
-# What this file begins with, as test_bench.py leaves it.
-SETTINGS = LENGTH
 BENCH = ("-e", "sglang_bench_concurrency=2", "-e", "sglang_bench_contexts=0")
 # A webhook that writes down the names of the alerts it is told, and whether they begin or end.
 WEBHOOK = """
@@ -54,18 +53,7 @@ def report_of(host: SiteHost) -> dict:
     return json.loads(host.shell("cat /var/lib/sglang/reports/smoke.json"))
 
 
-def test_one_variable_restarts_that_unit_only(host: SiteHost, converged: None) -> None:
-    engine, prometheus = host.main_pid(ENGINE), host.main_pid(PROMETHEUS)
-    run = host.play("site.yml")
-    assert host.main_pid(ENGINE) not in (0, engine)
-    assert host.main_pid(PROMETHEUS) == prometheus
-    assert [task for task in run.changed_tasks() if not task.startswith(EXPECTED)] == []
-    assert "--context-length 8192" in host.shell("cat /opt/sglang/current/launch-unified.sh")
-    stale = "systemctl show -P NeedDaemonReload sglang-canary.service sglang-canary.timer"
-    assert host.shell(stale).split() == ["no", "no"]
-
-
-def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost) -> None:
+def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost, converged: None) -> None:
     """What is misspelt or no longer there, and a key that only a restart would bring, with the restart put off."""
     before = host.main_pid(ENGINE)
     refused = {
@@ -150,21 +138,6 @@ def test_an_edited_launch_script_is_put_back_and_so_is_what_it_started(host: Sit
     host.shell("systemctl disable --quiet vendor.socket; rm /etc/systemd/system/vendor.*; systemctl daemon-reload")
 
 
-def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:
-    """Killed after the files are written, before the restart: a handler would be lost; the state is not."""
-    before = host.main_pid(ENGINE)
-    host.play_until(f"TASK [service_unit : Apply this configuration to {ENGINE}]", "site.yml", *LENGTH)
-    written = host.shell(f"grep -o 'OPS_CONFIG_SHA256=.*' /etc/systemd/system/{ENGINE}")
-    running = host.shell(f"tr '\\0' '\\n' < /proc/{before}/environ | grep OPS_CONFIG_SHA256")
-    assert host.main_pid(ENGINE) == before
-    assert written != running
-    host.play("site.yml", *LENGTH)
-    assert host.main_pid(ENGINE) not in (0, before)
-    assert "--context-length 4096" in host.shell(
-        "tr '\\0' ' ' < /proc/$(systemctl show -P MainPID " + ENGINE + ")/cmdline"
-    )
-
-
 @fault("kill -9 of the engine's main process", "the unit ends and is started again by itself")
 def test_kill_9_is_answered_by_a_restart(host: SiteHost, seen: Seen) -> None:
     before, started = host.main_pid(ENGINE), time.monotonic()
@@ -183,7 +156,7 @@ def test_reboot_brings_everything_back(host: SiteHost) -> None:
         lambda: host.shell(f"systemctl is-active {ENGINE}", status=None) == "active", 30, "the unit being active"
     )
     assert host.shell(f"systemctl is-active {PROMETHEUS}") == "active"
-    assert host.play("smoke.yml", *LENGTH).changed == 0
+    assert host.play("smoke.yml").changed == 0
 
 
 @pytest.mark.thorough
@@ -347,6 +320,33 @@ def test_a_canary_that_is_killed_leaves_no_verdict_of_before(host: SiteHost) -> 
     assert "ended by a signal before it had a verdict: KILL" in report_of(host)["checks"][0]["cause"]
     host.shell("systemctl start sglang-canary.service")
     assert report_of(host)["ok"]
+
+
+@pytest.mark.thorough
+def test_an_interrupted_converge_is_healed_by_the_next(host: SiteHost) -> None:
+    """Killed after the files are written, before the restart: a handler would be lost; the state is not."""
+    before = host.main_pid(ENGINE)
+    host.play_until(f"TASK [service_unit : Apply this configuration to {ENGINE}]", "site.yml", *LENGTH)
+    written = host.shell(f"grep -o 'OPS_CONFIG_SHA256=.*' /etc/systemd/system/{ENGINE}")
+    running = host.shell(f"tr '\\0' '\\n' < /proc/{before}/environ | grep OPS_CONFIG_SHA256")
+    assert host.main_pid(ENGINE) == before
+    assert written != running
+    host.play("site.yml", *LENGTH)
+    assert host.main_pid(ENGINE) not in (0, before)
+    assert "--context-length 4096" in host.shell(
+        "tr '\\0' ' ' < /proc/$(systemctl show -P MainPID " + ENGINE + ")/cmdline"
+    )
+
+
+def test_one_variable_restarts_that_unit_only(host: SiteHost) -> None:
+    engine, prometheus = host.main_pid(ENGINE), host.main_pid(PROMETHEUS)
+    run = host.play("site.yml", "-e", "sglang_serve_context_length=6144")
+    assert host.main_pid(ENGINE) not in (0, engine)
+    assert host.main_pid(PROMETHEUS) == prometheus
+    assert [task for task in run.changed_tasks() if not task.startswith(EXPECTED)] == []
+    assert "--context-length 6144" in host.shell("cat /opt/sglang/current/launch-unified.sh")
+    stale = "systemctl show -P NeedDaemonReload sglang-canary.service sglang-canary.timer"
+    assert host.shell(stale).split() == ["no", "no"]
 
 
 def test_stop_leaves_no_process_and_frees_the_port(host: SiteHost) -> None:

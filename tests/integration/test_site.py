@@ -149,6 +149,7 @@ def test_check_mode_on_the_empty_host_passes_and_changes_nothing(host: SiteHost,
     assert difference(fresh, host.snapshot()) == {}
 
 
+@pytest.mark.thorough
 def test_bench_in_check_mode_on_the_empty_host_says_what_would_be_measured(
     host: SiteHost, fresh: dict, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_check_mode_says_what_would_differ_and_touches_nothing(serving: SiteHost
     assert (serving.main_pid(ENGINE), current(serving), serving.shell("ls /opt/sglang/*")) == before
 
 
+@pytest.mark.thorough
 def test_check_mode_refuses_nothing_that_only_the_wanted_engine_could_know(serving: SiteHost) -> None:
     """The installed SGLang is asked only when it is the one that would run."""
     unknown = '{"sglang_serve_environment_custom": {"SGLANG_OF_ANOTHER_VERSION": "1"}}'
@@ -87,7 +88,13 @@ def test_check_mode_refuses_nothing_that_only_the_wanted_engine_could_know(servi
     assert "is installed and 0.5.99 is wanted" in words(run.output)
 
 
-@pytest.mark.parametrize("step", ["sglang_venv : Install the engine", f"service_unit : Write {ENGINE}"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "sglang_venv : Install the engine",
+        pytest.param(f"service_unit : Write {ENGINE}", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_killed_upgrade_leaves_the_service_as_it_was(serving: SiteHost, step: str) -> None:
     """While the environment is made, and when the link has been switched and the unit not been written."""
     before, release = serving.main_pid(ENGINE), current(serving)
@@ -170,6 +177,7 @@ def test_back_on_demand_and_the_canary_follows(serving: SiteHost) -> None:
     assert serving.shell("systemctl show -P Result sglang-canary.service") == "success"
 
 
+@pytest.mark.thorough
 def test_the_inventory_of_the_release_that_was_rolled_back_is_told_so(serving: SiteHost) -> None:
     (newer,) = [name for name in releases(serving) - {current(serving)} if proven(serving, name)]
     for playbook in ("smoke.yml", "playbooks/doctor.yml"):
