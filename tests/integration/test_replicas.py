@@ -338,6 +338,27 @@ def test_a_replica_that_a_killed_run_left_out_comes_back(lab: SiteHost) -> None:
 
 
 @pytest.mark.thorough
+def test_a_replica_is_taken_out_for_work_and_comes_back(lab: SiteHost) -> None:
+    """Under load, with nothing lost; not both of them."""
+    before = [lab.main_pid(ENGINE, host) for host in ENGINES]
+    drain = ("playbooks/drain.yml", "-e", "sglang_serve_drain=replica-0")
+    both = lab.play(*drain, status=None)
+    assert (both.status != 0, both.changed) == (True, 0)
+    assert "name all 2 replicas, and none would be left to answer" in " ".join(both.output.split())
+    with load(lab, clients=2) as clients:
+        run = lab.play(*drain, "--limit", "lab2")
+    assert [one for one in clients.requests if one["error"]] == []
+    said = " ".join(run.output.rpartition("TASK [")[2].split())
+    assert f"{ENGINE} is stopped nothing left after" in said
+    assert [lab.main_pid(ENGINE, host) for host in ENGINES] == [before[0], 0]
+    assert ready_servers(lab) == 1
+    assert lab.play(*drain, "--limit", "lab2").changed == 0
+    lab.play("site.yml")
+    assert ready_servers(lab) == 2
+    assert lab.main_pid(ENGINE, "lab1") == before[0]
+
+
+@pytest.mark.thorough
 def test_a_restart_that_is_put_off_is_seen(lab: SiteHost) -> None:
     """By doctor.yml and in the metrics; nothing restarts."""
     before = [lab.main_pid(ENGINE, host) for host in ENGINES]
