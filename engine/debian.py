@@ -4,12 +4,16 @@
 
     debian.py DIRECTORY [--lock FILE]           fetch what is missing; refuse a file that is another one than the lock's
     debian.py DIRECTORY [--lock FILE] --update  write the lock: the packages of stack.lock.yml and what they depend on
+    ... --source "deb ..."                      with --update: a line for sources.list, in place of this machine's own;
+                                                for each of several once more. The lock keeps them
     ... --for PACKAGE.deb                       a package from elsewhere is installed, too: refuse a lock without what
                                                 it depends on; with --update, lock that too
 
 A lock has the lines of sha256sum, one for each package's file and one for the index, so a host proves its copy of the
-directory with `sha256sum --check`. Packages come through this machine's apt, which checks the archive's signature, from
-the sources it has: run it on a machine of the hosts' release. apt's own state is not touched, and root is not needed.
+directory with `sha256sum --check`; comments name the release of the hosts it is for, and its sources. Packages come
+through this machine's apt. It checks the archive's signature when a lock is written; what is fetched for a lock with
+sources is vouched for by the lock's hashes alone, so that no keyring of another release is needed. apt's own state is
+not touched, and root is not needed.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ STACK = REPOSITORY / "stack.lock.yml"
 LOCK = REPOSITORY / "engine/locks/debian-bookworm.sha256"
 INDEX = "Packages"
 HEADER = "# Written by engine/debian.py --update for x86_64. Check with: sha256sum --check\n"
+OS_RELEASE = Path("/etc/os-release")
+SOURCE = re.compile(r"deb (?:\[[^]]*\] )?\S+ (\S+)(?: \S+)*")
+"""A line of sources.list; the suite is kept."""
 
 
 def read_lock(text: str) -> dict[str, str]:
@@ -39,9 +46,25 @@ def read_lock(text: str) -> dict[str, str]:
     return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)}
 
 
-def write_lock(hashes: dict[str, str]) -> str:
-    """Return the text of a lock."""
-    return HEADER + "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+def read_sources(text: str) -> list[str]:
+    """Return the lines for sources.list that a lock keeps; none when it is of a machine's own sources."""
+    return re.findall(r"^# Source: (.+)$", text, re.MULTILINE)
+
+
+def write_lock(hashes: dict[str, str], release: str, sources: Iterable[str]) -> str:
+    """Return the text of a lock for hosts of a release, such as bookworm."""
+    comments = [f"# Release: {release}\n", *(f"# Source: {line}\n" for line in sources)]
+    return HEADER + "".join([*comments, *(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))])
+
+
+def release_of(sources: list[str]) -> str:
+    """Return the release that sources are of, this machine's without any. Exits when a source is no such line."""
+    for line in sources:
+        if not SOURCE.fullmatch(line):
+            sys.exit(f"--source is {line!r}; wanted: deb [OPTIONS] URL SUITE COMPONENT ... Nothing was written.")
+    if sources:
+        return SOURCE.fullmatch(sources[0])[1]
+    return re.search(r"^VERSION_CODENAME=(\w+)$", OS_RELEASE.read_text(), re.MULTILINE)[1]
 
 
 def pinned(file: str) -> str:
@@ -94,13 +117,24 @@ def lacking(needed: list[list[str]], index_text: str) -> list[list[str]]:
 
 
 class Apt:
-    """This machine's apt and its sources, with lists, a cache and a list of installed packages (none) of its own."""
+    """This machine's apt, with lists, a cache and a list of installed packages (none) of its own.
 
-    def __init__(self, scratch: Path) -> None:
-        for part in ("lists/partial", "cache/archives/partial"):
+    sources: lines for sources.list in place of this machine's. signed: whether an archive's signature is asked for.
+    """
+
+    def __init__(self, scratch: Path, sources: Iterable[str] = (), signed: bool = True) -> None:
+        for part in ("lists/partial", "cache/archives/partial", "none"):
             (scratch / part).mkdir(parents=True)
         self.options = [f"-o=Dir::State::Lists={scratch}/lists", f"-o=Dir::Cache={scratch}/cache"]
         self.options += ["-o=Dir::State::status=/dev/null", "-o=Debug::NoLocking=1", "-o=APT::Get::List-Cleanup=0"]
+        if sources:
+            (scratch / "sources.list").write_text("".join(f"{line}\n" for line in sources))
+            self.options += [
+                f"-o=Dir::Etc::SourceList={scratch}/sources.list",
+                f"-o=Dir::Etc::SourceParts={scratch}/none",
+            ]
+        if not signed:
+            self.options += ["-o=Acquire::AllowInsecureRepositories=1", "-o=APT::Get::AllowUnauthenticated=1"]
         # A source of somebody else's that is away is not this program's business: what is missing shows below.
         self.run("update")
 
@@ -151,19 +185,24 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--lock", type=Path, default=LOCK)
     parser.add_argument("--update", action="store_true", help="write the lock anew")
+    parser.add_argument("--source", action="append", metavar='"deb ..."', help="with --update: a line of sources.list")
     parser.add_argument("--for", type=Path, dest="package", metavar="PACKAGE.deb", help="a package from elsewhere")
     options = parser.parse_args()
+    if options.source and not options.update:
+        parser.error("--source goes with --update; without it the lock's own sources are used")
     needed = needs(options.package) if options.package else []
     directory, lock, started = options.directory.resolve(), options.lock.resolve(), time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = read_lock(lock.read_text()) if lock.is_file() else {}
+    written = lock.read_text() if lock.is_file() else ""
+    wanted, sources = read_lock(written), options.source or read_sources(written)
+    release = release_of(sources)
     if not wanted and not options.update:
         sys.exit(f"{lock} has no package; wanted: a lock. Next: the same command with --update.")
     index_hash = wanted.pop(INDEX, "")
     refuse_others(directory, wanted)
     with tempfile.TemporaryDirectory() as scratch:
         missing = [name for name in wanted if not (directory / name).is_file()]
-        apt = Apt(Path(scratch)) if missing or options.update else None
+        apt = Apt(Path(scratch), sources, options.update or not sources) if missing or options.update else None
         if apt and options.update:
             files = apt.files_of(
                 [*yaml.safe_load(STACK.read_text())["debian"]["packages"], *(one[0] for one in needed)]
@@ -177,7 +216,7 @@ def main() -> None:
     text = index(directory, wanted)
     seen = hashlib.sha256(text.encode()).hexdigest()
     if options.update:
-        lock.write_text(write_lock({**wanted, INDEX: seen}))
+        lock.write_text(write_lock({**wanted, INDEX: seen}, release, sources))
     elif seen != index_hash:
         sys.exit(
             f"{directory}/{INDEX}: sha256 would be {seen}, wanted {index_hash} ({lock}). Next: --update, and review."

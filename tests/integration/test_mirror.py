@@ -120,6 +120,14 @@ def test_a_package_that_is_not_the_locks_is_refused(host: SiteHost, tmp_path: Pa
     assert run.changed == 0
 
 
+def test_the_packages_of_another_release_are_refused(host: SiteHost, tmp_path: Path) -> None:
+    other = tmp_path / "debian.sha256"
+    other.write_text(LOCK.read_text().replace("# Release: bookworm", "# Release: trixie"))
+    run = host.play("site.yml", *FROM_MIRROR, "-e", f"sglang_host_debian_lock={other}", status=2)
+    assert f"The host is bookworm, and {other} is for trixie; wanted: the lock of" in " ".join(run.output.split())
+    assert run.changed == 0
+
+
 @fault("two plays at once", "the second one is told who holds the host, and changes nothing; the first goes on")
 def test_it_converges_from_the_mirror_alone_and_a_second_play_meanwhile_is_refused(host: SiteHost, seen: Seen) -> None:
     before = attempts(host)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -87,7 +88,8 @@ def test_every_choice_of_a_lock_is_told():
 
 
 def test_every_lock_file_is_told_and_is_what_the_roles_read():
-    told = {lock["file"] for lock in STACK["wheels"].values()} | {STACK["debian"]["file"]}
+    debian = [STACK["debian"]["file"], *STACK["debian"]["other_releases"]]
+    told = {lock["file"] for lock in STACK["wheels"].values()} | set(debian)
     there = {path.relative_to(ROOT).as_posix() for path in tracked("engine/locks/*.txt", "engine/locks/*.sha256")}
     assert there - told == {"engine/locks/cpu-torch.txt"}  # a part of cpu.txt
     assert told <= there
@@ -106,7 +108,12 @@ def test_every_debian_package_of_a_role_is_told_and_locked():
             names = task.get("vars", {}).get("debian_packages_names", [])
             asked |= set(names) if isinstance(names, list) else set()
     assert asked == set(STACK["debian"]["packages"])
-    lines = (ROOT / STACK["debian"]["file"]).read_text().splitlines()
+
+
+@pytest.mark.parametrize("lock", [STACK["debian"]["file"], *STACK["debian"]["other_releases"]])
+def test_a_debian_lock_names_its_release_and_has_every_package(lock):
+    asked, lines = set(STACK["debian"]["packages"]), (ROOT / lock).read_text().splitlines()
+    assert lines[1] == f"# Release: {Path(lock).stem.partition('-')[2]}"
     files = [line.split("  ") for line in lines if not line.startswith("#")]
     assert [line for line in files if not re.fullmatch(r"[0-9a-f]{64}", line[0])] == []
     names = [name for _digest, name in files]

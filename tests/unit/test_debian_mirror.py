@@ -189,3 +189,32 @@ def test_what_another_package_provides_is_not_lacking():
     assert needed == [["adduser"], ["libc6"], ["fontconfig-config", "fonts"], ["mail-transport-agent"]]
     index = "Package: adduser\n\nPackage: libc6\n\nPackage: exim\nProvides: mail (= 1), mail-transport-agent\n"
     assert debian.lacking(needed, index) == [["fontconfig-config", "fonts"]]
+
+
+def test_a_lock_keeps_the_sources_that_it_was_made_from(archive, run, tmp_path):
+    """This machine's own are not looked at then, and no signature is asked for: the lock's hashes vouch for them."""
+    own = f"deb [signed-by={tmp_path}/none.gpg] file:{archive.packages} ./"
+    archive.config.write_text(f'Dir::Etc::SourceList "{tmp_path}/none.list";\nDir::Etc::SourceParts "-";\n')
+    with pytest.raises(SystemExit, match=r"apt-get can't resolve server:(?s:.*)Nothing was written"):
+        run("--update", "--source", own)
+    run("--update", "--source", own.replace(f"signed-by={tmp_path}/none.gpg", "trusted=yes"))
+    text = archive.lock.read_text().replace("trusted=yes", f"signed-by={tmp_path}/none.gpg")
+    assert f"# Release: ./\n# Source: {own}\n" in text
+    archive.lock.write_text(text)
+    (archive.mirror / "library_1.0_all.deb").unlink()
+    assert "; 1 fetched" in run()
+    (archive.mirror / "library_1.0_all.deb").unlink()
+    archive.lock.write_text(re.sub(r"[0-9a-f]{64}(?=  library)", "0" * 64, text))
+    with pytest.raises(SystemExit, match=r"library_1\.0_all\.deb; wanted: all of"):
+        run()
+
+
+def test_a_source_that_is_none_is_refused(archive, run):
+    with pytest.raises(SystemExit, match=r"--source is 'trixie'; wanted: deb \[OPTIONS\] URL SUITE COMPONENT"):
+        run("--update", "--source", "trixie")
+    assert not archive.lock.exists()
+
+
+def test_a_lock_names_the_release_of_the_machine_that_wrote_it(run, archive):
+    run("--update")
+    assert f"# Release: {debian.release_of([])}\n" in archive.lock.read_text()
