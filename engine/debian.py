@@ -4,16 +4,17 @@
 
     debian.py DIRECTORY [--lock FILE]           fetch what is missing; refuse a file that is another one than the lock's
     debian.py DIRECTORY [--lock FILE] --update  write the lock: the packages of stack.lock.yml and what they depend on
-    ... --source "deb ..."                      with --update: a line for sources.list, in place of this machine's own;
-                                                for each of several once more. The lock keeps them
+    ... --source "deb ..."                      a line for sources.list, in place of this machine's own; for each of
+                                                several once more
+    ... --package NAME=VERSION                  with --update: one to lock, in place of stack.lock.yml's; likewise
     ... --for PACKAGE.deb                       a package from elsewhere is installed, too: refuse a lock without what
                                                 it depends on; with --update, lock that too
 
 A lock has the lines of sha256sum, one for each package's file and one for the index, so a host proves its copy of the
-directory with `sha256sum --check`; comments name the release of the hosts it is for, and its sources. Packages come
-through this machine's apt. It checks the archive's signature when a lock is written; what is fetched for a lock with
-sources is vouched for by the lock's hashes alone, so that no keyring of another release is needed. apt's own state is
-not touched, and root is not needed.
+directory with `sha256sum --check`, and a comment with the release of its hosts: that of the first source. Packages come
+through this machine's apt, which checks the archive's signature; what is fetched for a lock from a --source is vouched
+for by the lock's hashes alone, so that no keyring of another release is needed. apt's own state is not touched, and
+root is not needed.
 """
 
 from __future__ import annotations
@@ -46,15 +47,10 @@ def read_lock(text: str) -> dict[str, str]:
     return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", text, re.MULTILINE)}
 
 
-def read_sources(text: str) -> list[str]:
-    """Return the lines for sources.list that a lock keeps; none when it is of a machine's own sources."""
-    return re.findall(r"^# Source: (.+)$", text, re.MULTILINE)
-
-
-def write_lock(hashes: dict[str, str], release: str, sources: Iterable[str]) -> str:
+def write_lock(hashes: dict[str, str], release: str) -> str:
     """Return the text of a lock for hosts of a release, such as bookworm."""
-    comments = [f"# Release: {release}\n", *(f"# Source: {line}\n" for line in sources)]
-    return HEADER + "".join([*comments, *(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))])
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(hashes.items())]
+    return f"{HEADER}# Release: {release}\n{''.join(lines)}"
 
 
 def release_of(sources: list[str]) -> str:
@@ -163,8 +159,8 @@ def fetch(apt: Apt, directory: Path, files: list[str], wanted: dict[str, str], l
     if missing := [name for name in files if not (directory / name).is_file()]:
         sys.exit(
             f"{directory}: {len(missing)} packages could not be had, first {missing[0]}; wanted: all of {lock}.\n"
-            f"{done.stderr}\nAn archive drops a version when a newer one takes its place. Next: give apt here a source "
-            f"that still has it, or {sys.argv[0]} {directory} --lock {lock} --update, and review the lock."
+            f"{done.stderr}\nAn archive drops a version when a newer one takes its place. Next: a --source that "
+            f"still has it, or {sys.argv[0]} {directory} --lock {lock} --update, and review the lock."
         )
 
 
@@ -185,17 +181,17 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--lock", type=Path, default=LOCK)
     parser.add_argument("--update", action="store_true", help="write the lock anew")
-    parser.add_argument("--source", action="append", metavar='"deb ..."', help="with --update: a line of sources.list")
-    parser.add_argument("--for", type=Path, dest="package", metavar="PACKAGE.deb", help="a package from elsewhere")
+    parser.add_argument("--source", action="append", dest="sources", default=[], metavar='"deb ..."')
+    parser.add_argument("--package", action="append", dest="packages", metavar="NAME=VERSION", help="with --update")
+    parser.add_argument("--for", type=Path, dest="elsewhere", metavar="PACKAGE.deb", help="a package from elsewhere")
     options = parser.parse_args()
-    if options.source and not options.update:
-        parser.error("--source goes with --update; without it the lock's own sources are used")
-    needed = needs(options.package) if options.package else []
+    if options.packages and not options.update:
+        parser.error("--package goes with --update; without it the lock says what is fetched")
+    needed = needs(options.elsewhere) if options.elsewhere else []
     directory, lock, started = options.directory.resolve(), options.lock.resolve(), time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
-    written = lock.read_text() if lock.is_file() else ""
-    wanted, sources = read_lock(written), options.source or read_sources(written)
-    release = release_of(sources)
+    wanted = read_lock(lock.read_text()) if lock.is_file() else {}
+    sources, release = options.sources, release_of(options.sources)
     if not wanted and not options.update:
         sys.exit(f"{lock} has no package; wanted: a lock. Next: the same command with --update.")
     index_hash = wanted.pop(INDEX, "")
@@ -204,9 +200,8 @@ def main() -> None:
         missing = [name for name in wanted if not (directory / name).is_file()]
         apt = Apt(Path(scratch), sources, options.update or not sources) if missing or options.update else None
         if apt and options.update:
-            files = apt.files_of(
-                [*yaml.safe_load(STACK.read_text())["debian"]["packages"], *(one[0] for one in needed)]
-            )
+            named = options.packages or yaml.safe_load(STACK.read_text())["debian"]["packages"]
+            files = apt.files_of([*named, *(one[0] for one in needed)])
             wanted = {name: wanted.get(name, "") for name in files}
             missing = [name for name in files if not (directory / name).is_file()]
         if missing:
@@ -216,7 +211,7 @@ def main() -> None:
     text = index(directory, wanted)
     seen = hashlib.sha256(text.encode()).hexdigest()
     if options.update:
-        lock.write_text(write_lock({**wanted, INDEX: seen}, release, sources))
+        lock.write_text(write_lock({**wanted, INDEX: seen}, release))
     elif seen != index_hash:
         sys.exit(
             f"{directory}/{INDEX}: sha256 would be {seen}, wanted {index_hash} ({lock}). Next: --update, and review."
@@ -225,9 +220,9 @@ def main() -> None:
         (directory / INDEX).write_text(text)
     if missed := lacking(needed, text):
         sys.exit(
-            f"{options.package} depends on {', '.join(' or '.join(names) for names in missed)}, which {lock} does not "
+            f"{options.elsewhere} depends on {', '.join(' or '.join(names) for names in missed)}, which {lock} does not "
             f"have; wanted: all of it, or a host without a network can't install the package. Next: {sys.argv[0]} "
-            f"{directory} --lock FILE --update --for {options.package}, review FILE, set sglang_host_debian_lock: FILE."
+            f"{directory} --lock FILE --update --for {options.elsewhere}, review FILE, set sglang_host_debian_lock: FILE."
         )
     size = sum((directory / name).stat().st_size for name in wanted)
     print(

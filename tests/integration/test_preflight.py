@@ -7,13 +7,16 @@ The tests build on each other.
 
 from __future__ import annotations
 
+import base64
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from apt_repository import Key, Repository, Server
-from site_host import SiteHost, difference
+from site_host import CHECKOUT, SiteHost, difference
 
 pytestmark = pytest.mark.integration
 OLD, NEW, NVCC = "580.95.05-1", "580.105.08-1", "13.0.88-1"
@@ -264,6 +267,36 @@ def test_a_reboot_is_announced_and_not_made(provision, host: SiteHost) -> None:
     assert "gpu_host : Reboot" in run.changed_tasks()
     assert host.shell("stat --format %Y /proc/1") != started
     assert host.shell("systemctl is-active nvidia-persistenced") == "active"
+
+
+def test_the_driver_comes_from_a_directory_that_a_lock_vouches_for(
+    provision, repository: Repository, host: SiteHost, tmp_path: Path
+) -> None:
+    """Without a repository: engine/debian.py makes the directory of packages at one version and what they depend on."""
+    host.shell("apt-get purge -qq --yes --allow-change-held-packages '*nvidia*' 'cuda-*' >/dev/null")
+    host.shell("rm /etc/apt/sources.list.d/sglang-gpu.sources")
+    mirror, lock = tmp_path / "driver", tmp_path / "driver.sha256"
+    source = f"deb [trusted=yes] file:{repository.directory} ./"
+    packages = [f"--package={name}={NEW}" for name in ("nvidia-open", "nvidia-persistenced")]
+    command = [sys.executable, CHECKOUT / "engine/debian.py", mirror, "--lock", lock, "--update", "--source", source]
+    subprocess.run([*command, *packages], check=True)
+    pack = subprocess.run(["tar", "-cC", mirror, "."], capture_output=True, check=True).stdout
+    unpack = f"mkdir /srv/driver; echo {base64.b64encode(pack).decode()} | base64 -d | tar -xC /srv/driver"
+    # An argument of a command has 128 KiB at most.
+    assert len(unpack) < 100_000
+    host.shell(unpack)
+    settings = {"gpu_host_repository_uris": [], "gpu_host_repository_key": "", "gpu_host_pins": {}}
+    settings |= {"gpu_host_mirror": "/srv/driver", "gpu_host_lock": str(lock)}
+    host.shell("cp /srv/driver/Packages /srv; echo >> /srv/driver/Packages")
+    run = provision(driver=NEW, status=2, **settings)
+    assert f"/srv/driver on the host is not what {lock} says: Packages: FAILED" in words(run.output)
+    assert "ii  nvidia" not in host.shell(VERSIONS, status=None)
+    host.shell("mv /srv/Packages /srv/driver")
+    provision(driver=NEW, **settings)
+    installed = set(host.shell(VERSIONS).splitlines())
+    assert {f"hi  {name} {NEW}" for name in ("libnvidia-compute", "nvidia-open", "nvidia-persistenced")} <= installed
+    assert provision(driver=NEW, **settings).changed_tasks() == []
+    assert host.shell("test -e /etc/apt/sources.list.d/sglang-gpu.sources || echo none") == "none"
 
 
 def test_preflight_sees_what_was_installed(host: SiteHost) -> None:

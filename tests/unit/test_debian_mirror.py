@@ -191,22 +191,26 @@ def test_what_another_package_provides_is_not_lacking():
     assert debian.lacking(needed, index) == [["fontconfig-config", "fonts"]]
 
 
-def test_a_lock_keeps_the_sources_that_it_was_made_from(archive, run, tmp_path):
-    """This machine's own are not looked at then, and no signature is asked for: the lock's hashes vouch for them."""
-    own = f"deb [signed-by={tmp_path}/none.gpg] file:{archive.packages} ./"
+def test_a_source_is_looked_at_in_place_of_the_machines(archive, run, tmp_path):
+    """Whatever its keyring: the lock's hashes vouch for what is fetched. A lock is written of a signed archive only."""
+    source = ("--source", f"deb [signed-by={tmp_path}/none.gpg] file:{archive.packages} ./")
     archive.config.write_text(f'Dir::Etc::SourceList "{tmp_path}/none.list";\nDir::Etc::SourceParts "-";\n')
     with pytest.raises(SystemExit, match=r"apt-get can't resolve server:(?s:.*)Nothing was written"):
-        run("--update", "--source", own)
-    run("--update", "--source", own.replace(f"signed-by={tmp_path}/none.gpg", "trusted=yes"))
-    text = archive.lock.read_text().replace("trusted=yes", f"signed-by={tmp_path}/none.gpg")
-    assert f"# Release: ./\n# Source: {own}\n" in text
-    archive.lock.write_text(text)
+        run("--update", *source)
+    run("--update", "--source", source[1].replace(f"signed-by={tmp_path}/none.gpg", "trusted=yes"))
     (archive.mirror / "library_1.0_all.deb").unlink()
-    assert "; 1 fetched" in run()
+    assert "; 1 fetched" in run(*source)
     (archive.mirror / "library_1.0_all.deb").unlink()
-    archive.lock.write_text(re.sub(r"[0-9a-f]{64}(?=  library)", "0" * 64, text))
+    archive.lock.write_text(re.sub(r"[0-9a-f]{64}(?=  library)", "0" * 64, archive.lock.read_text()))
     with pytest.raises(SystemExit, match=r"library_1\.0_all\.deb; wanted: all of"):
-        run()
+        run(*source)
+
+
+def test_packages_that_are_named_take_the_place_of_the_stacks(archive, run):
+    run("--update", "--package", "library=1.0")
+    assert archive.files() == ["Packages", "library_1.0_all.deb"]
+    with pytest.raises(SystemExit):
+        run("--package", "library=1.0")
 
 
 def test_a_source_that_is_none_is_refused(archive, run):
