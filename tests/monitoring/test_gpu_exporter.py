@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The GPU exporter with NVML's own module; only the calls into the driver's library answer from a table."""
+"""The GPU exporter with NVML's own module; the calls into the driver's library answer from a table or a recording.
+
+The recordings in nvml/ are what real cards said (tests/gpu/nvml/record.py).
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +19,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 PROGRAM = Path(__file__).parents[2] / "roles/gpu_exporter/files/gpu_exporter.py"
+RECORDINGS = sorted((Path(__file__).parent / "nvml").glob("*.json"))
+RECORDING = Path(__file__).parent / "nvml/h200-busy.json"
+RECORDER = Path(__file__).parents[1] / "gpu/nvml/record.py"
 GIB = 2**30
+
+
+def load(path: Path):
+    """Return a program as a module of its own."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def exporter():
-    spec = importlib.util.spec_from_file_location("gpu_exporter", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(PROGRAM)
 
 
 def raises(number: int):
@@ -168,3 +181,87 @@ def test_nobody_is_watched_when_the_watch_has_ended(exporter, nvml):
     with pytest.raises(OSError, match="the library is gone"):
         watch.run()
     assert samples(exporter, watch)[("gpu_xid_watched",)] == 0
+
+
+class Card(int):
+    """A handle: the number of the card that it stands for, told from other numbers."""
+
+
+def replay(monkeypatch, calls: list[dict]) -> None:
+    """Let NVML answer as it did when it was recorded, and only what it was asked then."""
+    said = {(call["call"], call["gpu"], *call["arguments"]): call for call in calls}
+
+    def answer(name: str):
+        def call(*arguments):
+            card = next((int(one) for one in arguments if isinstance(one, Card)), None)
+            found = said[name, card, *(one for one in arguments if type(one) is int)]
+            if "error" in found:
+                raise pynvml.NVMLError(found["error"])
+            if name == "nvmlDeviceGetHandleByIndex":
+                return Card(*arguments)
+            result = found["result"]
+            return SimpleNamespace(**result) if isinstance(result, dict) else result
+
+        return call
+
+    for name in {call["call"] for call in calls}:
+        assert hasattr(pynvml, name), f"NVML has no {name}"
+        monkeypatch.setattr(pynvml, name, answer(name))
+
+
+def read(text: str) -> dict[tuple, float]:
+    """Return (name, labels) -> value of a page; versions of the client write numbers differently."""
+    families = text_string_to_metric_families(text)
+    return {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
+
+
+def page(exporter) -> dict[tuple, float]:
+    registry = CollectorRegistry()
+    registry.register(exporter.GpuCollector(exporter.XidWatch()))
+    return read(generate_latest(registry).decode())
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_the_page_of_a_real_card_is_what_it_was(exporter, monkeypatch, path):
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    replay(monkeypatch, recording["scrape"])
+    assert page(exporter) == read("\n".join(recording["page"]) + "\n")
+
+
+def test_the_program_itself_has_served_the_same_series():
+    """Its page as it ran beside the recording, as a user who owns nothing, with the card's Xid errors watched."""
+    recording = json.loads(RECORDING.read_text(encoding="utf-8"))
+    served = read(RECORDING.with_suffix(".prom").read_text(encoding="utf-8"))
+    assert served.keys() == read("\n".join(recording["page"]) + "\n").keys()
+    assert served["gpu_xid_watched",] == 1
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_a_real_card_answers_all_that_the_panels_need(path):
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    assert not [call for call in recording["scrape"] if "error" in call]
+    asked = {call["call"]: call for call in recording["watch"]}
+    assert "error" not in asked["nvmlDeviceRegisterEvents"]
+    assert asked["nvmlEventSetWait_v2"]["error"] == pynvml.NVML_ERROR_TIMEOUT
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_names_no_machine(path):
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"GPU-[0-9a-f]{8}|[0-9a-f]{8}-[0-9a-f]{4}-|serial|uuid|hostname", text, re.IGNORECASE)
+
+
+def test_a_recording_of_the_table_gives_the_same_page(exporter, nvml, monkeypatch):
+    """What record.py writes down is enough for the page, also where a card does not have a quantity."""
+    recorder = load(RECORDER)
+    before = page(exporter)
+    recording = recorder.Recorder()
+    monkeypatch.setattr(recorder, "plain", lambda value: vars(value) if isinstance(value, SimpleNamespace) else value)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", Card)
+    for name in sorted(set(recorder.CALL.findall(PROGRAM.read_text())) - {"nvmlInit"}):
+        if callable(getattr(pynvml, name)):
+            monkeypatch.setattr(pynvml, name, getattr(pynvml, name))  # taken back at the end
+            recording.watch(name)
+    assert page(exporter) == before
+    replay(monkeypatch, recording.calls)
+    assert page(exporter) == before
