@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 
 SERVER = Path(__file__).parents[1] / "gpu" / "server"
+sys.path.insert(0, str(SERVER))
+
+import disaggregated  # noqa: E402  # after the import path
+import load  # noqa: E402  # after the import path
+import speed  # noqa: E402  # after the import path
+from server import replaced  # noqa: E402  # after the import path
+
 CONTEXTS = {
     "capacity": 131072,
     "context-8k": 8192,
@@ -59,10 +66,36 @@ def test_the_routers_know_the_servers_of_their_topology(launch, router):
     assert len(set(ports)) == len(ports), "both topologies run at the same time"
 
 
-def test_percentiles_of_the_load():
-    sys.path.insert(0, str(SERVER))
-    import load
+def test_a_second_prefill_server_stands_beside_the_pair(launch, router):
+    """Ports of its own, and a router that leads to it and to the pair's decode server."""
+    deployed = launch["disaggregated prefill"]
+    assert deployed["environment"][disaggregated.EARLY_SEND] == "0"
+    early = replaced(deployed["argv"], disaggregated.EARLY_PORTS)
+    ports = {early[early.index(option) + 1] for option in disaggregated.EARLY_PORTS}
+    taken = {word for line in launch.values() for word in line["argv"] if word.isdigit()}
+    assert len(ports) == len(disaggregated.EARLY_PORTS)
+    assert not ports & taken
+    apart = router(replaced(launch["disaggregated router"]["argv"], disaggregated.EARLY_ROUTER)[1:])
+    port, bootstrap = (disaggregated.EARLY_PORTS[name] for name in ("--port", "--disaggregation-bootstrap-port"))
+    assert apart["prefill_urls"] == [[f"http://127.0.0.1:{port}", int(bootstrap)]]
+    assert len(apart["decode_urls"]) == 1
 
+
+def test_a_step_is_timed_by_whole_blocks_but_the_first():
+    size = speed.BLOCK
+    events = [(0.0, 1), (2.0, 1 + size), (3.0, 1 + 2 * size), (4.5, 1 + 3 * size), (4.6, 2 + 3 * size)]
+    assert speed.blocks(events) == [1000 / size, 1500 / size]
+
+
+def test_flat_is_said_of_medians_over_all_rounds():
+    rounds = {"8k": [[1.0, 1.0, 9.0], [1.0, 1.02, 1.0]], "1m": [[1.01, 1.01, 1.01], [1.01, 7.0, 1.01]]}
+    found = speed.flatness(rounds)
+    assert found["median_ms"] == {"8k": 1.0, "1m": 1.01}
+    assert found["spread"] == pytest.approx(0.01)
+    assert speed.against(rounds["1m"], rounds["8k"])["ratio"] == pytest.approx(1.01)
+
+
+def test_percentiles_of_the_load():
     good = [load.Sample("chat", 0.0, first_token=n / 100, per_token=0.01, took=1.0) for n in range(1, 101)]
     lost = load.Sample("chat", 0.0, took=2.0, error="ReadTimeout: none")
     found = load.summary([*good, lost])["chat"]

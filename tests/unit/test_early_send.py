@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Why prefill servers run with SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX=0: what the installed SGLang would do.
 
-Fails when an upgrade mends it. Then the variable can go from roles/sglang_serve/filter_plugins/servers.py, once two
-GPUs have shown that prompts of several chunks are answered as by a unified server (tests/gpu/server).
+Fails when an upgrade mends it. Then the variable can go from roles/sglang_serve/filter_plugins/servers.py, once GPUs
+have shown that prompts of several chunks are answered as by a unified server without it (step ``pair`` of
+tests/gpu/server, its prefill server that sends early).
 """
 
 from __future__ import annotations

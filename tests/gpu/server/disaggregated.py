@@ -22,6 +22,16 @@ SECONDS = 25
 NEW_TOKENS = 24
 LENGTHS = (16, 600, 3_000, 4_000, 8_000, 8_192, 8_448, 9_000, 12_000, 20_000, 100_000)
 """Prompts, in tokens: within one prefill chunk of 8,192, at its edges, and beyond."""
+EARLY_SEND = "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"
+"""0 on a deployed prefill server: no chunk is sent while it is computed. 1 is SGLang's own default."""
+ON_ONE_GPU = {"--base-gpu-id": "0"}
+EARLY_PORTS = {"--port": "30031", "--nccl-port": "29521", "--disaggregation-bootstrap-port": "8999"}
+"""Of a second prefill server beside the deployed one."""
+EARLY_ROUTER = {
+    "--port": "30003",
+    "--prometheus-port": "29002",
+    "--prefill": f"http://127.0.0.1:{EARLY_PORTS['--port']} {EARLY_PORTS['--disaggregation-bootstrap-port']}",
+}
 RECOVERED = 15
 """Seconds that clients go on asking after a killed server is ready again."""
 TRANSFER_METRICS = re.compile(r"^sglang:\w*(?:transfer|bootstrap|prealloc)\w*\{[^\n]*\} [1-9][^\n]*$", re.MULTILINE)

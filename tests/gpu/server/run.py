@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernels inside the real server: correctness, then speed, on one GPU; prefill and decode apart, and p2p, on two.
+"""The kernels inside the real server: correctness, then speed; prefill and decode apart, on one GPU and on two; p2p.
 
     python tests/gpu/server/run.py --launch launch.json --out DIRECTORY [STEP ...]
 
@@ -12,13 +12,16 @@ written to DIRECTORY/results.json as soon as it is there, and as tables to DIREC
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import re
+import statistics
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,10 @@ def speed_variants() -> list[list[Variant]]:
         for host in ("context-8k", "context-512k")
     ]
     return [[*stock, *ours], history]
+
+
+PAIR_TURNS = 3
+"""How often each way to send is asked: a race need not show each time."""
 
 
 class Results:
@@ -254,24 +261,64 @@ def ask_all(ready: Iterable[Server], results: Results) -> None:
 
 def do_speed(options: argparse.Namespace, results: Results) -> None:
     for number, group in enumerate(speed_variants()):
-        run_group("speed", group, options, results, lambda ready, history=number > 0: time_all(ready, history, results))
+        if number and options.flat_only:
+            return
+
+        def use(ready: list[Server], history: bool = number > 0) -> None:
+            time_all(ready, history, options, results)
+
+        run_group("speed", group, options, results, use)
 
 
-def time_all(ready: list[Server], history: bool, results: Results) -> None:
-    for batch in (1, 16, 64):
-        found = speed.decode_steps(ready, batch, 64, 3 if history else 5)
-        for name, values in found.items():
-            put_time(results, f"{name} | short | {batch}", values)
+def time_all(ready: list[Server], history: bool, options: argparse.Namespace, results: Results) -> None:
+    """Steps of short requests, in rounds; then, of the servers of one context, of long ones and a prefill."""
+    rounds = 3 if history else options.rounds
+    short = [(batch, 64) for batch in speed.BATCHES]
+    time_rounds(ready, short, rounds, options, results)
     if history:
         return
+    put_verdict(results)
+    if options.flat_only:
+        return
     long = [server for server in ready if server.variant.host == "context-512k"]
-    for batch, length in ((16, 8192), (2, 65_000)):
-        for name, values in speed.decode_steps(long, batch, length, 2).items():
-            put_time(results, f"{name} | {length} | {batch}", values)
+    time_rounds(long, [(16, 8192), (2, 65_000)], 2, options, results)
     for server in long:
         before, best = server.gpu_memory_mib(), speed.prefill(server, 65_000)
         found = {"seconds": best, "mib_before": before, "mib_after": server.gpu_memory_mib()}
         results.put("prefill", server.variant.name, found)
+
+
+def time_rounds(
+    servers: list[Server], loads: Sequence[tuple[int, int]], rounds: int, options: argparse.Namespace, results: Results
+) -> None:
+    """Time every load, (batch, prompt tokens), once a round; keep what there is after each. The first one warms up."""
+    kept = results.data.setdefault("step_ms", {})
+    with speed.Watch() as watch:
+        for turn, found in enumerate(speed.rounds(servers, loads, rounds + 1, options.until)):
+            if turn:
+                for (name, batch, length), values in found.items():
+                    kept.setdefault(f"{name} | {length} | {batch}", []).append(values)
+            shown = {f"{name} | {batch}": round(statistics.median(v), 3) for (name, batch, _), v in found.items()}
+            print("round", turn, shown, flush=True)
+            idle = speed.rest(watch)
+            results.put("speed_rounds", f"{loads[0][1]} tokens, {turn}", watch.turn() | {"idle": idle})
+
+
+def put_verdict(results: Results) -> None:
+    """Medians of what was timed with short requests, and whether they are flat and as fast as stock's."""
+    found = {key: value for key, value in results.data["step_ms"].items() if " | 64 | " in key}
+    for batch in speed.BATCHES:
+        by_name = {key.split(" | ")[0]: value for key, value in found.items() if key.endswith(f" | {batch}")}
+        verdict = {}
+        for who in ("all", "stock"):
+            mine = {name.split(" ")[1]: value for name, value in by_name.items() if name.split(" ")[0] == who}
+            verdict[f"{who}, flat"] = speed.flatness(mine)
+        for host in CONTEXTS:
+            one, other = by_name.get(f"all {host}"), by_name.get(f"stock {host}")
+            if one and other:
+                verdict[f"all / stock, {host}"] = speed.against(one, other)
+        results.put("verdict", str(batch), verdict)
+        print("batch", batch, json.dumps(verdict), flush=True)
 
 
 def do_disaggregated(options: argparse.Namespace, results: Results) -> None:
@@ -280,11 +327,7 @@ def do_disaggregated(options: argparse.Namespace, results: Results) -> None:
     names = ("replicas replica-0", "replicas replica-1", "disaggregated prefill", "disaggregated decode")
     variants = {name: Variant(name, name, environment) for name in names}
     programs: dict[str, Any] = {name: start_one(variant, options) for name, variant in variants.items()}
-
-    def put(name: str, value: Any) -> None:
-        results.put("disaggregated", name, value)
-        print("disaggregated |", name, "|", json.dumps(value)[:600], flush=True)
-
+    put = putter("disaggregated", results)
     try:
         ready = wait(list(programs.values()), options.start_timeout)
         for name in names:
@@ -315,6 +358,85 @@ def do_disaggregated(options: argparse.Namespace, results: Results) -> None:
             program.stop()
 
 
+@contextlib.contextmanager
+def pair_on_one_gpu(options: argparse.Namespace, results: Results, early: bool) -> Iterator[dict[str, Any]]:
+    """Programs of a deployed pair, both sides on one GPU, its router, and a unified server that says what is right.
+
+    early: also a prefill server with SGLang's default, which sends chunks while they are computed, and a router for it
+    and the same decode server. "start" of the result starts a server that was stopped once more.
+    """
+    environment = SEAM | TILELANG | switches(*KERNELS)
+    variants = {
+        "unified": Variant("unified", "context-128k", environment),
+        "prefill": Variant("prefill", "disaggregated prefill", environment),
+        "decode": Variant("decode", "disaggregated decode", environment, values=disaggregated.ON_ONE_GPU),
+    }
+    if early:
+        own = environment | {disaggregated.EARLY_SEND: "1"}
+        host = "disaggregated prefill"
+        variants["early prefill"] = Variant("early prefill", host, own, values=disaggregated.EARLY_PORTS)
+    programs: dict[str, Any] = {name: start_one(variant, options) for name, variant in variants.items()}
+    try:
+        ready = wait(list(programs.values()), options.start_timeout)
+        for name in variants:
+            results.put("servers", f"pair: {name}", describe(programs[name]))
+        if len(ready) < len(variants):
+            raise RuntimeError("not every server is ready; its log says why")
+        launch, host = read_launch(options), "disaggregated router"
+        programs["router"] = Router("router", launch, options.out, host)
+        if early:
+            programs["early router"] = Router("early router", launch, options.out, host, disaggregated.EARLY_ROUTER)
+        for name in ("router", "early router")[: 1 + early]:
+            programs[name].wait(60)
+
+        def start_again(name: str) -> Server:
+            programs[name] = start_one(variants[name], options)
+            return programs[name]
+
+        yield programs | {"start": start_again}
+    finally:
+        for program in programs.values():
+            program.stop()
+
+
+def putter(step: str, results: Results) -> Callable[[str, Any], None]:
+    """A function that keeps one finding of a step and shows it."""
+
+    def put(name: str, value: Any) -> None:
+        results.put(step, name, value)
+        print(step, "|", name, "|", json.dumps(value)[:600], flush=True)
+
+    return put
+
+
+def do_pair(options: argparse.Namespace, results: Results) -> None:
+    """Both sides on one GPU: tokens of prompts of several chunks, with a chunk sent when it is ready and before."""
+    put = putter("pair", results)
+    with pair_on_one_gpu(options, results, early=True) as programs:
+        unified, router, early = (programs[name] for name in ("unified", "router", "early router"))
+        put("equal tokens, unified with itself", disaggregated.same_tokens(unified, unified))
+        for turn in range(PAIR_TURNS):
+            put(f"equal tokens, sent early, {turn}", disaggregated.same_tokens(early, unified))
+            put(f"equal tokens, {turn}", disaggregated.same_tokens(router, unified))
+        put("too long a prompt", disaggregated.refused(router, 131_100))
+        for name in ("prefill", "decode"):
+            put(f"metrics of {name}", disaggregated.transfer_metrics(programs[name]))
+
+
+def do_pair_killed(options: argparse.Namespace, results: Results) -> None:
+    """Both sides on one GPU: each killed under load and started again, and the tokens after that."""
+    put = putter("pair killed", results)
+    with pair_on_one_gpu(options, results, early=False) as programs:
+        unified, router = programs["unified"], programs["router"]
+        put("equal tokens before", disaggregated.same_tokens(router, unified))
+        for name in ("decode", "prefill"):
+            _again, found = disaggregated.killed(
+                router, programs[name], lambda name=name: programs["start"](name), options.start_timeout
+            )
+            put(f"killed: {name}", found)
+        put("equal tokens after both", disaggregated.same_tokens(router, unified))
+
+
 def do_p2p(_options: argparse.Namespace, results: Results) -> None:
     """Preflight's timed transfers between this machine's GPUs: each pair alone, all of them at once, nothing wrong."""
     program = ROOT / "roles/preflight/files/p2p_bandwidth.py"
@@ -329,11 +451,6 @@ def do_p2p(_options: argparse.Namespace, results: Results) -> None:
     assert set(found["rounds"]) == {"all pairs", *(f"shift {k}" for k in range(1, count))}
     assert set(found["rounds"]["all pairs"]) == pairs
     assert found["findings"] == []
-
-
-def put_time(results: Results, name: str, values: list[float]) -> None:
-    results.put("step_ms", name, values)
-    print(name, [round(value, 3) for value in values], flush=True)
 
 
 def markdown(data: dict[str, Any]) -> str:
@@ -354,10 +471,10 @@ def markdown(data: dict[str, Any]) -> str:
             errors = ", ".join(f"{name} {value:.1e}" for name, value in found.items() if name != "calls")
             lines.append(f"| {kind} | {found['calls']} | {errors} |")
     if "step_ms" in data:
-        lines += ["", "| server | live tokens | batch | best | median | worst |", "|" + "---|" * 6]
-        for name, values in data["step_ms"].items():
-            ordered = sorted(values)
-            cells = [f"{value:.3f}" for value in (ordered[0], ordered[len(ordered) // 2], ordered[-1])]
+        lines += ["", "| server | live tokens | batch | best | quartile | median | quartile |", "|" + "---|" * 7]
+        for name, rounds in data["step_ms"].items():
+            values = [value for values in rounds for value in values]
+            cells = [f"{value:.3f}" for value in (min(values), *statistics.quantiles(values, method="inclusive"))]
             lines.append(f"| {' | '.join(name.split(' | '))} | {' | '.join(cells)} |")
     if "prefill" in data:
         lines += ["", "| server | prefill of 65,000 tokens, s | MiB before | MiB after |", "|" + "---|" * 4]
@@ -367,13 +484,17 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 STEPS = {"capacity": do_capacity, "refuse": do_refuse, "shadow": do_shadow, "correct": do_correct, "speed": do_speed}
+PAIR = {"pair": do_pair, "pair_killed": do_pair_killed}
 TWO_GPUS = {"disaggregated": do_disaggregated, "p2p": do_p2p}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "steps", nargs="*", help=f"of {', '.join(STEPS)}; all of these without any. On two GPUs: {', '.join(TWO_GPUS)}"
+        "steps",
+        nargs="*",
+        help=f"of {', '.join(STEPS)}; all of these without any. Prefill and decode apart on one GPU: "
+        f"{', '.join(PAIR)}; on two GPUs: {', '.join(TWO_GPUS)}",
     )
     parser.add_argument("--launch", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -383,13 +504,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--start-timeout", type=float, default=600)
     parser.add_argument("--together", type=int, default=5, help="servers alive at the same time in the step correct")
     parser.add_argument("--first-slot", type=int, default=0, help="added to ports: another one for a second run beside")
+    parser.add_argument("--rounds", type=int, default=8, help="of the step speed, after one that warms up")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then the step speed begins no further round")
+    parser.add_argument("--flat-only", action="store_true", help="the step speed: short requests, without the history")
     parser.add_argument("--only", nargs="*", help="variants of the step correct")
     options = parser.parse_args(argv)
-    known = STEPS | TWO_GPUS
+    known = STEPS | PAIR | TWO_GPUS
     unknown = set(options.steps) - set(known)
     if unknown:
         parser.error(f"unknown step {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     options.out = options.out.resolve()
+    options.until = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
     results = Results(options.out)
     for step in options.steps or STEPS:

@@ -24,23 +24,26 @@ from ops.readiness import phase_of  # after the import path
 
 START_ROUTER = Path(__file__).resolve().parents[3] / "roles/sglang_router/files/start_router.py"
 READY = phase_of(["The server is fired up and ready to roll!"])
+NO_VALUES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is run: a name of launch.json, what is set in its environment, and what is added to its launch line."""
+    """What is run: a name of launch.json, what is set in its environment, what is added to and replaced in its line."""
 
     name: str
     host: str
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 def replaced(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The launch line with other values behind some of its options."""
+    """The launch line with other values behind some of its options; several, separated by spaces, behind one."""
     words = list(argv)
     for option, value in values.items():
-        words[words.index(option) + 1] = value
+        at = words.index(option) + 1
+        words[at : at + len(value.split())] = value.split()
     return words
 
 
@@ -91,8 +94,16 @@ class Program:
 class Router(Program):
     """The router in front of a topology, as the deployment starts it."""
 
-    def __init__(self, name: str, launch: Mapping[str, Any], directory: Path) -> None:
-        arguments = launch[name]["argv"][1:]
+    def __init__(
+        self,
+        name: str,
+        launch: Mapping[str, Any],
+        directory: Path,
+        host: str = "",
+        values: Mapping[str, str] = NO_VALUES,
+    ) -> None:
+        """``host``: its name in launch.json, where it goes by another one here."""
+        arguments = replaced(launch[host or name]["argv"][1:], values)
         super().__init__(name, [sys.executable, str(START_ROUTER), *arguments], {}, directory)
 
     def wait(self, timeout: float) -> None:
@@ -121,7 +132,7 @@ class Server(Program):
         self.variant = variant
         self.ready_s: float | None = None
         line = launch[variant.host]
-        own = {"--model-path": str(model)}
+        own = {"--model-path": str(model), **variant.values}
         if slot is not None:
             own |= {"--port": str(31000 + slot), "--nccl-port": str(32000 + slot)}
         arguments = [*replaced(line["argv"][1:], own), *variant.arguments]
