@@ -177,6 +177,12 @@ def test_back_on_demand_and_the_canary_follows(serving: SiteHost) -> None:
     assert serving.shell("systemctl show -P Result sglang-canary.service") == "success"
 
 
+def test_an_inventory_that_is_put_back_after_a_rollback_restarts_nothing(serving: SiteHost) -> None:
+    before = serving.main_pid(ENGINE), current(serving)
+    assert serving.play("site.yml").changed_tasks() == ["sglang_venv : Point the link at the environment"]
+    assert (serving.main_pid(ENGINE), current(serving)) == before
+
+
 @pytest.mark.thorough
 def test_the_inventory_of_the_release_that_was_rolled_back_is_told_so(serving: SiteHost) -> None:
     (newer,) = [name for name in releases(serving) - {current(serving)} if proven(serving, name)]
