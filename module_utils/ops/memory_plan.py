@@ -40,11 +40,12 @@ SWA_EVICTION_INTERVAL = 128
 DECODE_EXTRA_UP_TO = 32
 # Rows of the torch indexer fallback per step (fp8_paged_mqa_logits_torch_sm120: _QUERY_CHUNK).
 TORCH_INDEXER_ROWS = 1024
-# The dsv4_sm120 indexer (docs/kernels.md): rows of its dense form and of a merge launch, splits up to so many rows,
-# and the model's longest sequence in compressed positions, which is not the configured context.
-DSV4_SM120_DENSE_ROWS, DSV4_SM120_MERGE_ROWS = 16, 1024
-DSV4_SM120_DENSE_PARTS = ((4, 32), (16, 8))
-DSV4_SM120_MERGE_SPLITS = ((32, 8), (512, 4), (1024, 1))
+# The dsv4_sm120 indexer (docs/kernels.md), by top-k: parts of a row in the dense form and splits in the merge form,
+# each up to so many rows; rows of a merge launch; the model's longest sequence in compressed positions, which is not
+# the configured context.
+DSV4_SM120_DENSE_PARTS = {512: ((4, 64), (16, 16), (64, 4)), 1024: ((4, 32), (16, 8))}
+DSV4_SM120_MERGE_SPLITS = {512: ((512, 3), (1024, 1)), 1024: ((32, 8), (512, 4), (1024, 1))}
+DSV4_SM120_MERGE_ROWS = 1024
 DSV4_SM120_POSITIONS = 262_144
 # Decode graphs beyond their known tensors: 1.2 GiB in a public report of this model and card, 0.6-0.9 GiB in ours.
 GRAPH_BASE_GIB = 1.2
@@ -410,11 +411,11 @@ def dsv4_sm120_workspace(rows: int, topk: int) -> int:
     def up_to(table: Sequence[tuple], count: int) -> int:
         return next(value for limit, value in table if count <= limit)
 
-    if rows <= DSV4_SM120_DENSE_ROWS:
-        parts = up_to(DSV4_SM120_DENSE_PARTS, rows)
-        return rows * (4 * DSV4_SM120_POSITIONS + 4 * 4 * topk + 8 * 8 * topk + 4 * (1 + parts))
+    dense, merge = (table[512 if topk <= 512 else 1024] for table in (DSV4_SM120_DENSE_PARTS, DSV4_SM120_MERGE_SPLITS))
+    if rows <= dense[-1][0]:
+        return rows * (4 * DSV4_SM120_POSITIONS + 4 * 4 * topk + 8 * 8 * topk + 4 * (1 + up_to(dense, rows)))
     rows = min(rows, DSV4_SM120_MERGE_ROWS)
-    return rows * (4 * 8 * topk + up_to(DSV4_SM120_MERGE_SPLITS, rows) * (4 * 2 * topk + 8 * 4 * topk + 4))
+    return rows * (4 * 8 * topk + up_to(merge, rows) * (4 * 2 * topk + 8 * 4 * topk + 4))
 
 
 def indexer_tensors(inputs: PlanInputs, rows: int, phase: str, backend: str | None = None) -> tuple:

@@ -392,7 +392,7 @@ def test_tensor_lines_give_every_tensor_of_every_backend_for_decode_and_prefill(
         "scale [64 x 131,072] fp32 = 32.0 MiB (33.55 MB)",
         "score [64 x 131,072 x 64] bf16 = 1.0 GiB (1,073.74 MB)",
         "score x weight [64 x 131,072 x 64] fp32 = 2.0 GiB (2,147.48 MB)",
-        "workspace [6,292,480] uint8 = 6.0 MiB (6.29 MB)",
+        "workspace [69,731,584] uint8 = 66.5 MiB (69.73 MB)",
         "gathered pages [1,024 x 2,048 x 8,448] uint8",
         "score x weight [1,024 x 131,072 x 64] fp32 = 32.0 GiB",
         "logits of earlier steps [3,072 x 131,072] fp32 = 1.5 GiB",

@@ -160,7 +160,7 @@ def test_torch_indexer_fallback_peaks_where_the_plan_says(engine, rows, context)
 
 
 @pytest.mark.parametrize("topk", [512, 1024])
-@pytest.mark.parametrize("rows", [1, 4, 5, 16, 17, 32, 33, 512, 513, 1024, 1025, 8192])
+@pytest.mark.parametrize("rows", [1, 4, 5, 16, 17, 32, 33, 64, 65, 512, 513, 1024, 1025, 8192])
 def test_our_indexer_needs_what_the_plan_says(engine, rows, topk):
     assert mp.dsv4_sm120_workspace(rows, topk) == engine.ask("indexer_workspace", rows=rows, topk=topk)
 

@@ -138,8 +138,8 @@ def workspace_bytes(rows: int, k: int, arch: str) -> int:
 
 
 def dense_splits(rows: int, settings: dict) -> int:
-    """Splits of a row in the dense form: ``programs`` programs for all rows, counted as the next power of two."""
-    return max(1, settings["dense"]["programs"] >> (rows - 1).bit_length())
+    """Splits of a row in the dense form: at most ``programs`` programs for all rows; a second wave would cost more."""
+    return max(1, settings["dense"]["programs"] // rows)
 
 
 def topk_splits(rows: int, settings: dict) -> int:
@@ -221,6 +221,7 @@ def _dense(
         HAS_RAW=raw is not None,
         PAGES=first["pages"],
         SPLITS=parts,
+        TILE=second["tile"],
         BINS=second["bins"],
         PDL=pdl,
         num_warps=second["num_warps"],
@@ -358,7 +359,8 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
         yield case(kernel.dense_logits_kernel, first, fixed | {"STAGES": first["stages"]})
         fixed["BINS"] = second["bins"]
         for _, parts in second["splits"]:
-            yield case(kernel.dense_topk_kernel, second, fixed | {"SPLITS": parts}, tensor_cores=False)
+            launch = fixed | {"SPLITS": parts, "TILE": second["tile"]}
+            yield case(kernel.dense_topk_kernel, second, launch, tensor_cores=False)
         first, second = settings["merge"]["logits"], settings["merge"]["topk"]
         fixed = {"K": k, "HAS_RAW": False, "PDL": settings["pdl"]}
         scan = {"PAGES": first["pages"], "STAGES": first["stages"], "BINS": first["bins"]}

@@ -3,7 +3,7 @@
 A logit becomes an order-preserving unsigned key; key 0 means "no token". Two forms, chosen by the number of rows alone:
 
 dense (few rows)
-    ``dense_logits_kernel`` stores the row's keys by position, and the largest key of each of more than 2 k groups.
+    ``dense_logits_kernel`` stores the row's keys by position, and the largest key of each of 1.5 to 4 k groups.
     ``dense_topk_kernel``: the k-th largest of the group maxima bounds the k-th largest key from below, because each of
     those k groups holds a key that large. Each program keeps the keys of its pages that reach the bound (little more
     than k of them in all); the program of a row that finishes last selects from what was kept.
@@ -269,7 +269,7 @@ def _length(seq_lens, row, max_pages):
 
 @triton.jit
 def _groups(steps, splits, K: tl.constexpr, PAGES: tl.constexpr):
-    """``(programs that score, group maxima of each)``: more than 2 K groups, and at most 4 K."""
+    """``(programs that score, group maxima of each)``: at most 4 K groups, and more than 2 K if there are programs."""
     active = tl.minimum(steps, splits)
     each = 1 << (_bit_length(4 * K // active) - 1)
     return active, tl.minimum(each, PAGE * PAGES)
@@ -338,7 +338,7 @@ def dense_logits_kernel(
     if length > 8 * K:
         _, each = _groups(steps, splits, K, PAGES)
         group_max = row_max + row * (4 * K) + split * each
-        for bits in tl.static_range(2, 7 + PAGES // 2):
+        for bits in tl.static_range(1, 7 + PAGES // 2):
             if each == 1 << bits:
                 maxima = tl.max(tl.reshape(largest, (1 << bits, PAGE * PAGES // (1 << bits))), 1)
                 tl.store(group_max + tl.arange(0, 1 << bits), maxima)
@@ -410,6 +410,7 @@ def dense_topk_kernel(
     HAS_RAW: tl.constexpr,
     PAGES: tl.constexpr,
     SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
     BINS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -435,7 +436,6 @@ def dense_topk_kernel(
         return
 
     CAP: tl.constexpr = 8 * K // SPLITS
-    TILE: tl.constexpr = 4096
     group = tl.arange(0, 4 * K)
     lane = tl.arange(0, TILE)
     pages = tl.cdiv(length, PAGE)
