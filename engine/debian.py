@@ -6,12 +6,13 @@
     debian.py DIRECTORY [--lock FILE] --update  write the lock: the packages of stack.lock.yml and what they depend on
     ... --source "deb ..."                      a line for sources.list, in place of this machine's own; for each of
                                                 several once more
+    ... --release NAME                          with --update: the hosts' release, where the first source has no name
     ... --package NAME=VERSION                  with --update: one to lock, in place of stack.lock.yml's; likewise
     ... --for PACKAGE.deb                       a package from elsewhere is installed, too: refuse a lock without what
                                                 it depends on; with --update, lock that too
 
 A lock has the lines of sha256sum, one for each package's file and one for the index, so a host proves its copy of the
-directory with `sha256sum --check`, and a comment with the release of its hosts: that of the first source. Packages come
+directory with `sha256sum --check`, and a comment with the release of its hosts. Packages come
 through this machine's apt, which checks the archive's signature; what is fetched for a lock from a --source is vouched
 for by the lock's hashes alone, so that no keyring of another release is needed. apt's own state is not touched, and
 root is not needed.
@@ -40,6 +41,8 @@ HEADER = "# Written by engine/debian.py --update for x86_64. Check with: sha256s
 OS_RELEASE = Path("/etc/os-release")
 SOURCE = re.compile(r"deb (?:\[[^]]*\] )?\S+ (\S+)(?: \S+)*")
 """A line of sources.list; the suite is kept."""
+MOVING = ("stable", "testing", "unstable", "oldstable", "devel")
+"""Suites that are another release next year."""
 
 
 def read_lock(text: str) -> dict[str, str]:
@@ -54,13 +57,29 @@ def write_lock(hashes: dict[str, str], release: str) -> str:
 
 
 def release_of(sources: list[str]) -> str:
-    """Return the release that sources are of, this machine's without any. Exits when a source is no such line."""
+    """Return the release that the first source is of, this machine's without any; "" when neither says.
+
+    Exits when a source is no line for sources.list.
+    """
     for line in sources:
         if not SOURCE.fullmatch(line):
             sys.exit(f"--source is {line!r}; wanted: deb [OPTIONS] URL SUITE COMPONENT ... Nothing was written.")
-    if sources:
-        return SOURCE.fullmatch(sources[0])[1]
-    return re.search(r"^VERSION_CODENAME=(\w+)$", OS_RELEASE.read_text(), re.MULTILINE)[1]
+    if not sources:
+        codename = re.search(r"^VERSION_CODENAME=\"?([a-z]+)\"?$", OS_RELEASE.read_text(), re.MULTILINE)
+        return codename[1] if codename else ""
+    suite = re.sub(r"-(updates|security|backports)$", "", SOURCE.fullmatch(sources[0])[1])
+    return suite if re.fullmatch("[a-z]+", suite) and suite not in MOVING else ""
+
+
+def refuse_another_release(lock: Path, release: str) -> None:
+    """End when a lock that is there is for another release than the packages would come from."""
+    named = re.search(r"^# Release: (\w+)$", lock.read_text(), re.MULTILINE) if lock.is_file() else None
+    if named and release and named[1] != release:
+        sys.exit(
+            f"{lock} is for {named[1]}, and the packages would come from {release}; wanted: --source lines of "
+            f"{named[1]} (mirror_debian_sources or mirror_driver_sources in an inventory), or another --lock. "
+            "Nothing was changed."
+        )
 
 
 def pinned(file: str) -> str:
@@ -182,16 +201,24 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, default=LOCK)
     parser.add_argument("--update", action="store_true", help="write the lock anew")
     parser.add_argument("--source", action="append", dest="sources", default=[], metavar='"deb ..."')
+    parser.add_argument("--release", default="", metavar="NAME", help="with --update")
     parser.add_argument("--package", action="append", dest="packages", metavar="NAME=VERSION", help="with --update")
     parser.add_argument("--for", type=Path, dest="elsewhere", metavar="PACKAGE.deb", help="a package from elsewhere")
     options = parser.parse_args()
-    if options.packages and not options.update:
-        parser.error("--package goes with --update; without it the lock says what is fetched")
+    if (options.packages or options.release) and not options.update:
+        parser.error("--package and --release go with --update; without it the lock says what is fetched")
     needed = needs(options.elsewhere) if options.elsewhere else []
     directory, lock, started = options.directory.resolve(), options.lock.resolve(), time.monotonic()
-    directory.mkdir(parents=True, exist_ok=True)
+    sources, release = options.sources, options.release or release_of(options.sources)
+    refuse_another_release(lock, release)
+    if options.update and not release:
+        sys.exit(
+            "the first --source does not name the hosts' release; wanted: as the first one a line with its name, such "
+            "as bookworm or noble, or --release NAME. Nothing was written."
+        )
+    for path in (directory, lock.parent):
+        path.mkdir(parents=True, exist_ok=True)
     wanted = read_lock(lock.read_text()) if lock.is_file() else {}
-    sources, release = options.sources, release_of(options.sources)
     if not wanted and not options.update:
         sys.exit(f"{lock} has no package; wanted: a lock. Next: the same command with --update.")
     index_hash = wanted.pop(INDEX, "")
@@ -220,9 +247,10 @@ def main() -> None:
         (directory / INDEX).write_text(text)
     if missed := lacking(needed, text):
         sys.exit(
-            f"{options.elsewhere} depends on {', '.join(' or '.join(names) for names in missed)}, which {lock} does not "
-            f"have; wanted: all of it, or a host without a network can't install the package. Next: {sys.argv[0]} "
-            f"{directory} --lock FILE --update --for {options.elsewhere}, review FILE, set sglang_host_debian_lock: FILE."
+            f"{options.elsewhere} depends on {', '.join(' or '.join(names) for names in missed)}, which {lock} does "
+            f"not have; wanted: all of it, or a host without a network can't install the package. Next: {sys.argv[0]} "
+            f"{directory} --lock FILE --update --for {options.elsewhere}, review FILE, "
+            "set sglang_host_debian_lock: FILE."
         )
     size = sum((directory / name).stat().st_size for name in wanted)
     print(

@@ -96,7 +96,8 @@ def _refuse_the_last(seen: Worker, listed: t.Sequence[Worker], others: t.Sequenc
     if seen.healthy and wanted and not any(one.healthy and one.url in wanted for one in listed):
         raise RouterError(
             f"{seen.url} is the only server that the router has left, and is not taken out; wanted: a healthy one of "
-            f"{', '.join(sorted(wanted))} beside it. To restart it all the same, stop its unit and run the play again"
+            f"{', '.join(sorted(wanted))} beside it. Next: see why they are not (systemctl status 'sglang-*' on their "
+            "hosts); a server whose unit is stopped already is taken out all the same"
         )
 
 

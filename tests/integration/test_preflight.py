@@ -272,14 +272,15 @@ def test_a_reboot_is_announced_and_not_made(provision, host: SiteHost) -> None:
 def test_the_driver_comes_from_a_directory_that_a_lock_vouches_for(
     provision, repository: Repository, host: SiteHost, tmp_path: Path
 ) -> None:
-    """Without a repository: engine/debian.py makes the directory of packages at one version and what they depend on."""
-    host.shell("apt-get purge -qq --yes --allow-change-held-packages '*nvidia*' 'cuda-*' >/dev/null")
-    host.shell("rm /etc/apt/sources.list.d/sglang-gpu.sources")
+    """Without a repository, and back to the version before: what it had pinned is gone with it.
+
+    engine/debian.py makes the directory of packages at one version and what they depend on.
+    """
     mirror, lock = tmp_path / "driver", tmp_path / "driver.sha256"
     source = f"deb [trusted=yes] file:{repository.directory} ./"
-    packages = [f"--package={name}={NEW}" for name in ("nvidia-open", "nvidia-persistenced")]
+    packages = [f"--package={name}={OLD}" for name in ("nvidia-open", "nvidia-persistenced")]
     command = [sys.executable, CHECKOUT / "engine/debian.py", mirror, "--lock", lock, "--update", "--source", source]
-    subprocess.run([*command, *packages], check=True)
+    subprocess.run([*command, "--release=bookworm", *packages], check=True)
     pack = subprocess.run(["tar", "-cC", mirror, "."], capture_output=True, check=True).stdout
     unpack = f"mkdir /srv/driver; echo {base64.b64encode(pack).decode()} | base64 -d | tar -xC /srv/driver"
     # An argument of a command has 128 KiB at most.
@@ -288,15 +289,16 @@ def test_the_driver_comes_from_a_directory_that_a_lock_vouches_for(
     settings = {"gpu_host_repository_uris": [], "gpu_host_repository_key": "", "gpu_host_pins": {}}
     settings |= {"gpu_host_mirror": "/srv/driver", "gpu_host_lock": str(lock)}
     host.shell("cp /srv/driver/Packages /srv; echo >> /srv/driver/Packages")
-    run = provision(driver=NEW, status=2, **settings)
+    upgrade = ("-e", "gpu_host_upgrade=true")
+    run = provision(*upgrade, driver=OLD, status=2, **settings)
     assert f"/srv/driver on the host is not what {lock} says: Packages: FAILED" in words(run.output)
-    assert "ii  nvidia" not in host.shell(VERSIONS, status=None)
+    assert OLD not in host.shell(VERSIONS)
     host.shell("mv /srv/Packages /srv/driver")
-    provision(driver=NEW, **settings)
+    provision(*upgrade, driver=OLD, **settings)
     installed = set(host.shell(VERSIONS).splitlines())
-    assert {f"hi  {name} {NEW}" for name in ("libnvidia-compute", "nvidia-open", "nvidia-persistenced")} <= installed
-    assert provision(driver=NEW, **settings).changed_tasks() == []
-    assert host.shell("test -e /etc/apt/sources.list.d/sglang-gpu.sources || echo none") == "none"
+    assert {f"hi  {name} {OLD}" for name in ("libnvidia-compute", "nvidia-open", "nvidia-persistenced")} <= installed
+    assert provision(driver=OLD, **settings).changed_tasks() == []
+    assert host.shell("find /etc/apt -name 'sglang-gpu*'") == ""
 
 
 def test_preflight_sees_what_was_installed(host: SiteHost) -> None:

@@ -337,22 +337,39 @@ def test_a_replica_that_a_killed_run_left_out_comes_back(lab: SiteHost) -> None:
     assert context_lengths(lab) == ["8192", "8192"]
 
 
+DRAIN = ("playbooks/drain.yml", "-e", "sglang_serve_drain=replica-0")
+
+
+def test_drain_says_what_it_would_take_out_and_takes_not_all(lab: SiteHost) -> None:
+    for arguments, wanted in (
+        ([], "There is no --limit, and sglang_serve_drain names servers of each host; wanted: one of lab1, lab2"),
+        (["--limit", "all"], "name all 2 replicas, and none would be left to answer"),
+        (["--limit", "lab2", "-e", "sglang_serve_drain=replica-7"], "is replica-7; wanted: some of replica-0"),
+    ):
+        run = lab.play(*DRAIN, *arguments, status=None)
+        assert (run.status != 0, run.changed) == (True, 0)
+        assert wanted in " ".join(run.output.split())
+    run = lab.play(*DRAIN, "--limit", "lab2", "--check")
+    assert run.changed_tasks() == ["Take them out of the routers", "Stop them"]
+    assert ready_servers(lab) == 2
+
+
 @pytest.mark.thorough
 def test_a_replica_is_taken_out_for_work_and_comes_back(lab: SiteHost) -> None:
-    """Under load, with nothing lost; not both of them."""
+    """Under load, with nothing lost."""
     before = [lab.main_pid(ENGINE, host) for host in ENGINES]
-    drain = ("playbooks/drain.yml", "-e", "sglang_serve_drain=replica-0")
-    both = lab.play(*drain, status=None)
-    assert (both.status != 0, both.changed) == (True, 0)
-    assert "name all 2 replicas, and none would be left to answer" in " ".join(both.output.split())
     with load(lab, clients=2) as clients:
-        run = lab.play(*drain, "--limit", "lab2")
+        run = lab.play(*DRAIN, "--limit", "lab2")
     assert [one for one in clients.requests if one["error"]] == []
     said = " ".join(run.output.rpartition("TASK [")[2].split())
-    assert f"{ENGINE} is stopped nothing left after" in said
+    assert f"{ENGINE} is stopped; a reboot starts it again nothing left after" in said
+    assert "a router is on this host" not in said
     assert [lab.main_pid(ENGINE, host) for host in ENGINES] == [before[0], 0]
     assert ready_servers(lab) == 1
-    assert lab.play(*drain, "--limit", "lab2").changed == 0
+    assert lab.play(*DRAIN, "--limit", "lab2").changed == 0
+    last = lab.play(*DRAIN, "--limit", "lab1", status=None)
+    assert "is the only server that the router has left" in " ".join(last.output.split())
+    assert "replica-0 of lab1 may be out of a router, or stopped" in " ".join(last.output.split())
     lab.play("site.yml")
     assert ready_servers(lab) == 2
     assert lab.main_pid(ENGINE, "lab1") == before[0]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """site.yml and smoke.yml on one real host with the real engine, as an operator meets them.
 
-The tests build on each other: one host is converged once and then goes through everything, here, in test_bench.py and
-in test_operations.py. A failure makes those after it meaningless, so run the files with -x when you look for the cause.
+The tests build on each other: one host is converged once and then goes through everything, here and in the files after
+this one (ONE_HOST in conftest.py). A failure makes those after it meaningless, so run the files with -x when you look
+for the cause.
 """
 
 from __future__ import annotations

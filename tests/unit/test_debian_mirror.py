@@ -196,8 +196,11 @@ def test_a_source_is_looked_at_in_place_of_the_machines(archive, run, tmp_path):
     source = ("--source", f"deb [signed-by={tmp_path}/none.gpg] file:{archive.packages} ./")
     archive.config.write_text(f'Dir::Etc::SourceList "{tmp_path}/none.list";\nDir::Etc::SourceParts "-";\n')
     with pytest.raises(SystemExit, match=r"apt-get can't resolve server:(?s:.*)Nothing was written"):
-        run("--update", *source)
-    run("--update", "--source", source[1].replace(f"signed-by={tmp_path}/none.gpg", "trusted=yes"))
+        run("--update", "--release", "noble", *source)
+    trusted = source[1].replace(f"signed-by={tmp_path}/none.gpg", "trusted=yes")
+    with pytest.raises(SystemExit, match=r"does not name the hosts' release; wanted: (?s:.*)or --release NAME"):
+        run("--update", "--source", trusted)
+    run("--update", "--release", "noble", "--source", trusted)
     (archive.mirror / "library_1.0_all.deb").unlink()
     assert "; 1 fetched" in run(*source)
     (archive.mirror / "library_1.0_all.deb").unlink()
@@ -222,3 +225,27 @@ def test_a_source_that_is_none_is_refused(archive, run):
 def test_a_lock_names_the_release_of_the_machine_that_wrote_it(run, archive):
     run("--update")
     assert f"# Release: {debian.release_of([])}\n" in archive.lock.read_text()
+
+
+@pytest.mark.parametrize(
+    ("suite", "release"),
+    [("trixie", "trixie"), ("noble-updates", "noble"), ("bookworm-security", "bookworm"), ("stable", ""), ("/", "")],
+)
+def test_the_first_source_names_the_release(suite, release):
+    assert debian.release_of([f"deb [arch=amd64] file:/srv {suite} main", "deb file:/srv other main"]) == release
+
+
+@pytest.mark.parametrize("words", [(), ("--update",)])
+def test_a_lock_of_another_release_is_left_alone(run, archive, words):
+    run("--update")
+    text = archive.lock.read_text().replace(f"# Release: {debian.release_of([])}", "# Release: other")
+    archive.lock.write_text(text)
+    with pytest.raises(SystemExit, match=r"is for other, and the packages would come from \w+; wanted: --source lines"):
+        run(*words)
+    assert archive.lock.read_text() == text
+
+
+def test_a_lock_may_lie_in_a_new_directory(run, archive, tmp_path):
+    archive.lock = tmp_path / "files/driver.sha256"
+    run("--update")
+    assert archive.lock.is_file()

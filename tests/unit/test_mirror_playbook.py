@@ -43,6 +43,15 @@ def test_a_mirror_needs_a_lock_file(mirror, tmp_path, locks, seen):
     assert not (tmp_path / "mirror").exists()
 
 
+@pytest.mark.parametrize("name", ["mirror_debian_sources", "mirror_driver_sources"])
+def test_sources_are_lines(mirror, tmp_path, name):
+    line = "deb http://archive.example trixie main"
+    status, printed = mirror("-e", f"mirror_directory={tmp_path}/mirror", "-e", f"{name}='{line}'")
+    assert status == 2
+    assert f'{name} is "{line}"; wanted: a list of lines' in printed
+    assert not (tmp_path / "mirror").exists()
+
+
 def test_check_mode_fetches_nothing(mirror, tmp_path):
     status, printed = mirror("--check", "-e", f"mirror_directory={tmp_path}/mirror")
     assert status == 0, printed
