@@ -278,7 +278,7 @@ def test_the_driver_comes_from_a_directory_that_a_lock_vouches_for(
     """
     mirror, lock = tmp_path / "driver", tmp_path / "driver.sha256"
     source = f"deb [trusted=yes] file:{repository.directory} ./"
-    packages = [f"--package={name}={OLD}" for name in ("nvidia-open", "nvidia-persistenced")]
+    packages = [f"--package={name}={OLD}" for name in ("nvidia-open", "nvidia-persistenced", "libnvidia-compute")]
     command = [sys.executable, CHECKOUT / "engine/debian.py", mirror, "--lock", lock, "--update", "--source", source]
     subprocess.run([*command, "--release=bookworm", *packages], check=True)
     pack = subprocess.run(["tar", "-cC", mirror, "."], capture_output=True, check=True).stdout
