@@ -278,26 +278,28 @@ def test_the_driver_comes_from_a_directory_that_a_lock_vouches_for(
     """
     mirror, lock = tmp_path / "driver", tmp_path / "driver.sha256"
     source = f"deb [trusted=yes] file:{repository.directory} ./"
-    packages = [f"--package={name}={OLD}" for name in ("nvidia-open", "nvidia-persistenced", "libnvidia-compute")]
+    # What they depend on is named as well: the host and the repository have newer ones.
+    packages = dict.fromkeys(("nvidia-open", "nvidia-persistenced", "libnvidia-compute"), OLD)
     command = [sys.executable, CHECKOUT / "engine/debian.py", mirror, "--lock", lock, "--update", "--source", source]
-    subprocess.run([*command, "--release=bookworm", *packages], check=True)
+    named = [f"--package={name}={version}" for name, version in packages.items()]
+    subprocess.run([*command, "--release=bookworm", *named], check=True)
     pack = subprocess.run(["tar", "-cC", mirror, "."], capture_output=True, check=True).stdout
     unpack = f"mkdir /srv/driver; echo {base64.b64encode(pack).decode()} | base64 -d | tar -xC /srv/driver"
     # An argument of a command has 128 KiB at most.
     assert len(unpack) < 100_000
     host.shell(unpack)
     settings = {"gpu_host_repository_uris": [], "gpu_host_repository_key": "", "gpu_host_pins": {}}
-    settings |= {"gpu_host_mirror": "/srv/driver", "gpu_host_lock": str(lock)}
+    settings |= {"gpu_host_mirror": "/srv/driver", "gpu_host_lock": str(lock), "packages": packages}
     host.shell("cp /srv/driver/Packages /srv; echo >> /srv/driver/Packages")
     upgrade = ("-e", "gpu_host_upgrade=true")
-    run = provision(*upgrade, driver=OLD, status=2, **settings)
+    run = provision(*upgrade, status=2, **settings)
     assert f"/srv/driver on the host is not what {lock} says: Packages: FAILED" in words(run.output)
     assert OLD not in host.shell(VERSIONS)
     host.shell("mv /srv/Packages /srv/driver")
-    provision(*upgrade, driver=OLD, **settings)
+    provision(*upgrade, **settings)
     installed = set(host.shell(VERSIONS).splitlines())
     assert {f"hi  {name} {OLD}" for name in ("libnvidia-compute", "nvidia-open", "nvidia-persistenced")} <= installed
-    assert provision(driver=OLD, **settings).changed_tasks() == []
+    assert provision(**settings).changed_tasks() == []
     assert host.shell("find /etc/apt -name 'sglang-gpu*'") == ""
 
 
