@@ -354,7 +354,6 @@ def test_drain_says_what_it_would_take_out_and_takes_not_all(lab: SiteHost) -> N
     assert ready_servers(lab) == 2
 
 
-@pytest.mark.thorough
 def test_a_replica_is_taken_out_for_work_and_comes_back(lab: SiteHost) -> None:
     """Under load, with nothing lost."""
     before = [lab.main_pid(ENGINE, host) for host in ENGINES]
@@ -362,7 +361,7 @@ def test_a_replica_is_taken_out_for_work_and_comes_back(lab: SiteHost) -> None:
         run = lab.play(*DRAIN, "--limit", "lab2")
     assert [one for one in clients.requests if one["error"]] == []
     said = " ".join(run.output.rpartition("TASK [")[2].split())
-    assert f"{ENGINE} is stopped; a reboot starts it again nothing left after" in said
+    assert f"{ENGINE} is stopped; a reboot starts it again nothing left after" in said, said
     assert "a router is on this host" not in said
     assert [lab.main_pid(ENGINE, host) for host in ENGINES] == [before[0], 0]
     assert ready_servers(lab) == 1
