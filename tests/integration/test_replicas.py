@@ -356,7 +356,7 @@ def test_drain_says_what_it_would_take_out_and_takes_not_all(lab: SiteHost) -> N
 
 def test_a_replica_is_taken_out_for_work_and_comes_back(lab: SiteHost) -> None:
     """Under load, with nothing lost."""
-    before = [lab.main_pid(ENGINE, host) for host in ENGINES]
+    length, before = context_lengths(lab)[0], [lab.main_pid(ENGINE, host) for host in ENGINES]
     with load(lab, clients=2) as clients:
         run = lab.play(*DRAIN, "--limit", "lab2")
     assert [one for one in clients.requests if one["error"]] == []
@@ -369,7 +369,7 @@ def test_a_replica_is_taken_out_for_work_and_comes_back(lab: SiteHost) -> None:
     last = lab.play(*DRAIN, "--limit", "lab1", status=None)
     assert "is the only server that the router has left" in " ".join(last.output.split())
     assert "replica-0 of lab1 may be out of a router, or stopped" in " ".join(last.output.split())
-    lab.play("site.yml")
+    lab.play("site.yml", "-e", f"sglang_serve_context_length={length}")
     assert ready_servers(lab) == 2
     assert lab.main_pid(ENGINE, "lab1") == before[0]
 
