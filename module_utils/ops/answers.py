@@ -34,6 +34,12 @@ _NEGATIONS = ("not", "never", "neither", "nor", "cannot", "isnt", "wasnt", "hard
 _NEGATIONS += ("nicht", "kein", "keine", "niet", "pas")
 _NOT_CJK = re.compile("\u4e0d|\u5e76\u975e|\u7edd\u975e|\u7d55\u975e|\u6ca1|\u6c92|\u306a\u3044|\uc544\ub2c8")
 _DOUBTS = ("wrong", "incorrect", "error", "sorry", "unsure", "false", "mistaken", "untrue", "unlikely", "doubtful")
+# A refusal with an answer beside it, such as "I cannot say. 391": who says so has not answered.
+_REFUSAL = re.compile(
+    r"\b(?:i|we)(?:'m| am|'re| are)? (?:unable to|(?:can ?not|\w+n't|(?:(?:do|did|could|will) )?not)"
+    r"(?: be| really| actually| even| fully)* (?:able to|sure|certain|know|say|tell|answer|help|assist|compute"
+    r"|calculate|determine|provide|give|solve|remember|recall))\b"
+)
 _MAYBE = ("maybe", "perhaps", "possibly", "even")
 _CLAUSE = re.compile(r"[^.;:!?\n]*(?:[.:](?=\d)[^.;:!?\n]*)*[.;:!?\n]?")
 _BUT = re.compile(r"\b(?:but|sondern|mais)\b|(?:,|\(|\s[\u2013\u2014-]|\band)(?= ?(?:not|nicht|pas)\b)")
@@ -280,8 +286,9 @@ def _denied(clause: str) -> bool:
 
 
 def _doubt(text: str) -> str:
-    """The word that takes an answer back, or an empty string."""
-    return next((word for word in words(text) if word in _DOUBTS), "")
+    """The word or words that take an answer back, or an empty string."""
+    refusal = _REFUSAL.search(normalise(text))
+    return refusal[0] if refusal else next((word for word in words(text) if word in _DOUBTS), "")
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:

@@ -154,6 +154,19 @@ WRONG: list[tuple[dict[str, t.Any], str, str]] = [
         (PRODUCT, text, "the answer says")
         for text in ("391%", "391 percent", "17/391", "391/17", "391 million", "17 391", "17'391", "17*391", "391*23")
     ),
+    *(
+        (PRODUCT, text, "the answer holds")
+        for text in (
+            "I cannot say. 391",
+            "I can not tell you. 391",
+            "I don\u2019t know. 391",
+            "I'm unable to compute that. 391",
+            "I'm not certain: 391",
+            "We do not really know: 391",
+            "I won't be able to help. 391",
+        )
+    ),
+    ({"kind": "word", "value": "Paris"}, "I cannot say. Paris", "the answer holds 'i cannot say'"),
     *((PRODUCT, text, "the answer says") for text in ("391^2", "~391", "17-391", "17*23 = 381 = 391")),
     *(
         (PRODUCT, text, "the answer says")
