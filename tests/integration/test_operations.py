@@ -19,7 +19,8 @@ from site_host import CHECKOUT, ENGINE, PROMETHEUS, Load, SiteHost, difference, 
 sys.path.append(str(CHECKOUT / "prometheus"))
 import generate
 
-pytestmark = pytest.mark.integration
+# One test alone (-k) needs the host converged, too.
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("converged")]
 START_SECONDS = 420
 # What a changed argument of the engine may change on the host.
 EXPECTED = ("sglang_serve : ", "service_unit : ", "sglang_canary : Write", "memory_plan : Export")
@@ -53,7 +54,7 @@ def report_of(host: SiteHost) -> dict:
     return json.loads(host.shell("cat /var/lib/sglang/reports/smoke.json"))
 
 
-def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost, converged: None) -> None:
+def test_what_the_engine_would_refuse_is_refused_while_it_runs(host: SiteHost) -> None:
     """What is misspelt or no longer there, and a key that only a restart would bring, with the restart put off."""
     before = host.main_pid(ENGINE)
     refused = {
