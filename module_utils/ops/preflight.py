@@ -24,6 +24,7 @@ from .system_checks import check_limits, check_settings
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
 SUPPORTED_PYTHONS = {(3, 11), (3, 12), (3, 13)}
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 GIB = 1 << 30
 LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
@@ -51,10 +52,22 @@ def check_python(host: Host, interpreter: str, variable: str) -> list[Finding]:
     status, output = host.run([interpreter, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
     match = re.match(r"(\d+)\.(\d+)\s*$", output) if status == 0 else None
     if match and (int(match[1]), int(match[2])) in SUPPORTED_PYTHONS:
-        return []
+        return _check_python_of_others(host, interpreter, variable)
     seen = f"{interpreter} is Python {output.strip()}" if match else f"{interpreter} does not run: {output.strip()}"
     wanted = "Python 3.11, 3.12 or 3.13"
     return [found("host.python", seen, wanted, f"set {variable} to such an interpreter", variable)]
+
+
+def _check_python_of_others(host: Host, interpreter: str, variable: str) -> list[Finding]:
+    """The service is not root: a Python below /root, as pyenv and uv put it there, is none for it."""
+    status, output = host.run([*AS_NOBODY, interpreter, "-I", "-c", ""])
+    if status == 0:
+        return []
+    seen = f"{interpreter} runs for root alone: {output.strip()}"
+    fix = (
+        f"set {variable} to one that every user can run, outside of /root (namei -l {interpreter} shows what is closed)"
+    )
+    return [found("host.python", seen, "a Python that the service's user can run", fix, variable)]
 
 
 def listening_inodes(table: str, port: int) -> set[str]:

@@ -34,7 +34,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.answers: dict[str, tuple[int, str]] = {}
+        self.answers: dict[str, tuple[int, str]] = {"setpriv": (0, "")}
         self.asked: list[list[str]] = []
         self.write("/etc/os-release", DEBIAN)
         self.write("/proc/1/comm", "systemd\n")
@@ -133,6 +133,18 @@ def test_python(tree, answer, seen):
     findings = tree.check(python={"interpreter": "/opt/python", "variable": "sglang_venv_python"})
     assert [finding["seen"] for finding in findings] == ([seen] if seen else [])
     assert all(finding["variable"] == "sglang_venv_python" in finding["fix"] for finding in findings)
+
+
+def test_a_python_for_root_alone(tree):
+    """What pyenv and uv install for root lies below /root."""
+    python = "/root/.pyenv/bin/python"
+    tree.answers |= {
+        python: (0, "3.12\n"),
+        "setpriv": (127, f"setpriv: failed to execute {python}: Permission denied\n"),
+    }
+    (finding,) = tree.check(python={"interpreter": python, "variable": "sglang_venv_python"})
+    assert finding["seen"] == f"{python} runs for root alone: setpriv: failed to execute {python}: Permission denied"
+    assert "sglang_venv_python" in finding["fix"]
 
 
 def test_a_missing_program_is_an_answer():
