@@ -309,7 +309,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "exec_failed",
         FATAL,
-        r"Failed at step \w+ spawning|Failed to execute .*: No such file or directory|"
+        r"Failed at step \w+ spawning|Failed to execute .*: No such file or directory|Unable to locate executable|"
         r"status=203/EXEC|cannot execute: required file not found",
         "systemd could not start the unit's command: missing file, wrong interpreter or not executable",
         "the release below sglang_venv_root (install it again)",
@@ -723,7 +723,7 @@ CAUSES: tuple[Cause, ...] = (
 _BEFORE_CAUSE = re.compile(
     r"(?:(?:ERROR|CRITICAL|FATAL):?\s+)?"
     r"(?:\S+\.service: |(?:\[rank\d+\]:)?\[[EF]\d{4} [\d:.]+ [\w./]+:\d+\] (?:\[[\w ]+\] )*"
-    r"|(?:/[\w./-]+|(?:ba|da)?sh): (?:(?:line )?\d+: )?(?:/[\w./-]+: )?"
+    r"|(?:/[\w./-]+|(?:ba|da)?sh): (?:(?:line )?\d+: )?(?:exec: )?(?:/[\w./-]+: )?"
     r"|(?:sglang(?: serve)?|[\w-]+\.py): |ptxas fatal\s*: )?"
     r"(?:[\w.]*(?:Error|Exception|OutOfResources)\s?: ){0,3}(?:Capture cuda graph failed: )?(?:\[Errno \d+\] )?"
 )

@@ -24,7 +24,8 @@ from .system_checks import check_limits, check_settings
 
 SUPPORTED_SYSTEMS = {("debian", "12"), ("debian", "13"), ("ubuntu", "24.04")}
 SUPPORTED_PYTHONS = {(3, 11), (3, 12), (3, 13)}
-AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+# As the services' units run theirs: not as root, and with no home directory to be seen.
+AS_SERVICE = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", "--uid=65534", "--property=ProtectHome=yes")
 GIB = 1 << 30
 LISTEN = "0A"  # state of a listening socket in /proc/net/tcp
 
@@ -52,22 +53,20 @@ def check_python(host: Host, interpreter: str, variable: str) -> list[Finding]:
     status, output = host.run([interpreter, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
     match = re.match(r"(\d+)\.(\d+)\s*$", output) if status == 0 else None
     if match and (int(match[1]), int(match[2])) in SUPPORTED_PYTHONS:
-        return _check_python_of_others(host, interpreter, variable)
+        return _check_python_as_service(host, interpreter, variable)
     seen = f"{interpreter} is Python {output.strip()}" if match else f"{interpreter} does not run: {output.strip()}"
     wanted = "Python 3.11, 3.12 or 3.13"
     return [found("host.python", seen, wanted, f"set {variable} to such an interpreter", variable)]
 
 
-def _check_python_of_others(host: Host, interpreter: str, variable: str) -> list[Finding]:
-    """The service is not root: a Python below /root, as pyenv and uv put it there, is none for it."""
-    status, output = host.run([*AS_NOBODY, interpreter, "-I", "-c", ""])
+def _check_python_as_service(host: Host, interpreter: str, variable: str) -> list[Finding]:
+    """A Python below /root or /home, where pyenv and uv put theirs, is none for a service."""
+    status, output = host.run([*AS_SERVICE, interpreter, "-I", "-c", ""])
     if status == 0:
         return []
-    seen = f"{interpreter} runs for root alone: {output.strip()}"
-    fix = (
-        f"set {variable} to one that every user can run, outside of /root (namei -l {interpreter} shows what is closed)"
-    )
-    return [found("host.python", seen, "a Python that the service's user can run", fix, variable)]
+    seen = f"{interpreter} does not run as a service: {output.strip() or f'status {status}'}"
+    wanted = "a Python that every user can run, and not below /root or /home, which services don't see"
+    return [found("host.python", seen, wanted, f"set {variable} to such an interpreter", variable)]
 
 
 def listening_inodes(table: str, port: int) -> set[str]:

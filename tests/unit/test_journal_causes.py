@@ -51,6 +51,26 @@ def lines(*messages: str) -> list[tuple[str, int]]:
     return [(message, 6) for message in messages]
 
 
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        (
+            "/opt/sglang/current/launch-unified.sh: 10: exec: /opt/sglang/current/venv/bin/sglang: Permission denied",
+            "permission_denied",
+        ),
+        (
+            "sglang-unified.service: Unable to locate executable '/opt/sglang/releases/1/venv/bin/python': "
+            "No such file or directory",
+            "exec_failed",
+        ),
+    ],
+)
+def test_a_launch_script_that_finds_no_python(line: str, row: str) -> None:
+    """As dash and systemd 257 say it, of a Python below /root."""
+    finding = root_cause(classify(lines("Failed to start sglang-unified.service - SGLang unified.", line)))
+    assert (finding.id, finding.severity) == (row, FATAL)
+
+
 @pytest.mark.parametrize("row", CAUSES, ids=lambda row: row.id)
 def test_each_row_knows_its_own_sample(row: Cause) -> None:
     finding = classify_line(row.sample, unit="sglang-unified.service")

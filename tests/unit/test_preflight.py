@@ -34,7 +34,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.answers: dict[str, tuple[int, str]] = {"setpriv": (0, "")}
+        self.answers: dict[str, tuple[int, str]] = {"systemd-run": (0, "")}
         self.asked: list[list[str]] = []
         self.write("/etc/os-release", DEBIAN)
         self.write("/proc/1/comm", "systemd\n")
@@ -135,15 +135,12 @@ def test_python(tree, answer, seen):
     assert all(finding["variable"] == "sglang_venv_python" in finding["fix"] for finding in findings)
 
 
-def test_a_python_for_root_alone(tree):
+def test_a_python_that_services_do_not_see(tree):
     """What pyenv and uv install for root lies below /root."""
     python = "/root/.pyenv/bin/python"
-    tree.answers |= {
-        python: (0, "3.12\n"),
-        "setpriv": (127, f"setpriv: failed to execute {python}: Permission denied\n"),
-    }
+    tree.answers |= {python: (0, "3.12\n"), "systemd-run": (203, "")}
     (finding,) = tree.check(python={"interpreter": python, "variable": "sglang_venv_python"})
-    assert finding["seen"] == f"{python} runs for root alone: setpriv: failed to execute {python}: Permission denied"
+    assert finding["seen"] == f"{python} does not run as a service: status 203"
     assert "sglang_venv_python" in finding["fix"]
 
 
