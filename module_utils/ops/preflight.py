@@ -64,7 +64,7 @@ def _check_python_as_service(host: Host, interpreter: str, variable: str) -> lis
     status, output = host.run([*AS_SERVICE, interpreter, "-I", "-c", ""])
     if status == 0:
         return []
-    seen = f"{interpreter} does not run as a service: {output.strip() or f'status {status}'}"
+    seen = f"{interpreter} does not run as a service: {output.strip() or f'systemd-run ended with {status}'}"
     wanted = "a Python that every user can run, and not below /root or /home, which services don't see"
     return [found("host.python", seen, wanted, f"set {variable} to such an interpreter", variable)]
 

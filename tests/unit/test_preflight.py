@@ -140,7 +140,7 @@ def test_a_python_that_services_do_not_see(tree):
     python = "/root/.pyenv/bin/python"
     tree.answers |= {python: (0, "3.12\n"), "systemd-run": (203, "")}
     (finding,) = tree.check(python={"interpreter": python, "variable": "sglang_venv_python"})
-    assert finding["seen"] == f"{python} does not run as a service: status 203"
+    assert finding["seen"] == f"{python} does not run as a service: systemd-run ended with 203"
     assert "sglang_venv_python" in finding["fix"]
 
 
