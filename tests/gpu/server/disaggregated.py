@@ -17,6 +17,8 @@ from server import Program, Router, Server, random_ids, wait
 CHAT = Kind("chat", 256, 128)
 LONG = Kind("long", 30_000, 8)
 CLIENTS = (*[CHAT] * 16, *[LONG] * 2)
+WARM_UP = 20
+"""Seconds of the same load before, at least: SGLang compiles kernels of its own for the shapes that come."""
 SECONDS = 25
 """Time under load, twice for each topology, in turn."""
 NEW_TOKENS = 24
@@ -48,6 +50,15 @@ def same_tokens(one: Program, other: Program) -> dict[int, int]:
     return found
 
 
+def same_tokens_under_load(loaded: Program, one: Program, other: Program) -> dict[str, Any]:
+    """``same_tokens`` while clients ask ``loaded`` all the time; what became of the clients' own requests."""
+    with Load(loaded.url, CLIENTS) as load:
+        end = time.monotonic() + WARM_UP
+        found = same_tokens(one, other)
+        time.sleep(max(0.0, end - time.monotonic()))
+    return {"equal": found, "clients": summary(load.samples)}
+
+
 def refused(program: Program, length: int) -> dict[str, Any]:
     """Status, seconds and text of the answer to a prompt that is too long."""
     started = time.monotonic()
@@ -65,6 +76,11 @@ def compare_load(topologies: Mapping[str, Program]) -> dict[str, Any]:
                 time.sleep(SECONDS)
             samples[name] += load.samples
     return {name: summary(those) for name, those in samples.items()}
+
+
+def failures(clients: Mapping[str, Any]) -> list[str]:
+    """Errors of clients' requests, in what ``summary`` says of them."""
+    return [error for kind in clients.values() for error in kind["errors"]]
 
 
 def transfer_metrics(server: Server) -> list[str]:
