@@ -429,18 +429,19 @@ def load_pair(programs: Mapping[str, Any], put: Callable[[str, Any], None]) -> l
     The tokens are those of a loaded and an idle program, so they come once with either of them loaded: what the unified
     server's batches change in its own answers is no fault of the transfer.
     """
-    unified, router = programs["unified"], programs["router"]
-    errors = []
-    for name, loaded in (("the pair", router), ("unified", unified)):
-        found = disaggregated.same_tokens_under_load(loaded, router, unified)
+    topologies = {"unified": programs["unified"], "the pair": programs["router"]}
+    clients = []
+    for name, loaded in topologies.items():
+        found = disaggregated.same_tokens_under_load(loaded, *topologies.values())
         put(f"equal tokens, {name} under load", found)
-        errors += disaggregated.failures(found["clients"])
+        clients.append(found["clients"])
+        put(f"warm-up of {name}", disaggregated.warm_up(loaded, disaggregated.CLIENTS))
     put("metrics of prefill before the load", disaggregated.transfer_metrics(programs["prefill"]))
-    load = disaggregated.compare_load({"unified": unified, "the pair": router})
+    load = disaggregated.compare_load(topologies)
     put("load", load)
     for name in ("prefill", "decode"):
         put(f"metrics of {name} after the load", disaggregated.transfer_metrics(programs[name]))
-    return errors + [error for clients in load.values() for error in disaggregated.failures(clients)]
+    return [error for found in (*clients, *load.values()) for error in disaggregated.failures(found)]
 
 
 def do_pair_killed(options: argparse.Namespace, results: Results) -> None:
@@ -450,6 +451,7 @@ def do_pair_killed(options: argparse.Namespace, results: Results) -> None:
         unified, router = programs["unified"], programs["router"]
         put("equal tokens before", disaggregated.same_tokens(router, unified))
         errors = load_pair(programs, put)
+        put("warm-up of the pair, 16 clients", disaggregated.warm_up(router, disaggregated.CHATTING))
         for name in ("decode", "prefill"):
             _again, found = disaggregated.killed(
                 router, programs[name], lambda name=name: programs["start"](name), options.start_timeout
