@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,10 @@ from server import Program, Router, Server, random_ids, wait
 
 CHAT = Kind("chat", 256, 128)
 LONG = Kind("long", 30_000, 8)
-CLIENTS = (*[CHAT] * 16, *[LONG] * 2)
+CHATTING = (CHAT,) * 16
+CLIENTS = (*CHATTING, *[LONG] * 2)
+WARM_UP, WARM_UPS, CALM = 10, 6, 4
+"""Seconds of a turn of the same load before, the most turns, and the seconds in which a warm server answers."""
 SECONDS = 25
 """Time under load, twice for each topology, in turn."""
 NEW_TOKENS = 24
@@ -48,6 +51,26 @@ def same_tokens(one: Program, other: Program) -> dict[int, int]:
     return found
 
 
+def same_tokens_under_load(loaded: Program, one: Program, other: Program) -> dict[str, Any]:
+    """``same_tokens`` while clients ask ``loaded`` all the time; what became of the clients' own requests."""
+    with Load(loaded.url, CLIENTS) as load:
+        found = same_tokens(one, other)
+    return {"equal": found, "clients": summary(load.samples)}
+
+
+def warm_up(program: Program, clients: Sequence[Kind]) -> list[float]:
+    """Load a program, in turns, until SGLang compiles no kernels for new shapes; seconds of each turn's slowest answer.
+
+    A batch of a new shape waits for up to half a minute, and which batches come is chance: two turns at least.
+    """
+    slowest: list[float] = []
+    while len(slowest) < 2 or (slowest[-1] > CALM and len(slowest) < WARM_UPS):
+        with Load(program.url, clients) as load:
+            time.sleep(WARM_UP)
+        slowest.append(max(one.took for one in load.samples))
+    return slowest
+
+
 def refused(program: Program, length: int) -> dict[str, Any]:
     """Status, seconds and text of the answer to a prompt that is too long."""
     started = time.monotonic()
@@ -67,6 +90,11 @@ def compare_load(topologies: Mapping[str, Program]) -> dict[str, Any]:
     return {name: summary(those) for name, those in samples.items()}
 
 
+def failures(clients: Mapping[str, Any]) -> list[str]:
+    """Errors of clients' requests, in what ``summary`` says of them."""
+    return [error for kind in clients.values() for error in kind["errors"]]
+
+
 def transfer_metrics(server: Server) -> list[str]:
     """Lines of its /metrics on the transfer that are not 0."""
     return [line for line in TRANSFER_METRICS.findall(server.get("/metrics").text) if "_bucket" not in line]
@@ -76,7 +104,7 @@ def killed(
     router: Router, server: Server, start: Callable[[], Server], timeout: float
 ) -> tuple[Server, dict[str, Any]]:
     """Kill a server under load and start it again, as systemd would; the new one, and what clients saw."""
-    with Load(router.url, [CHAT] * 16) as load:
+    with Load(router.url, CHATTING) as load:
         time.sleep(8)
         server.stop()
         at = time.monotonic()

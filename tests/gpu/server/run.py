@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -423,18 +423,42 @@ def do_pair(options: argparse.Namespace, results: Results) -> None:
             put(f"metrics of {name}", disaggregated.transfer_metrics(programs[name]))
 
 
+def load_pair(programs: Mapping[str, Any], put: Callable[[str, Any], None]) -> list[str]:
+    """A pair under load, beside the unified server that shares its GPU; tokens meanwhile; errors of the clients.
+
+    The tokens are those of a loaded and an idle program, so they come once with either of them loaded: what the unified
+    server's batches change in its own answers is no fault of the transfer.
+    """
+    topologies = {"unified": programs["unified"], "the pair": programs["router"]}
+    clients = []
+    for name, loaded in topologies.items():
+        found = disaggregated.same_tokens_under_load(loaded, *topologies.values())
+        put(f"equal tokens, {name} under load", found)
+        clients.append(found["clients"])
+        put(f"warm-up of {name}", disaggregated.warm_up(loaded, disaggregated.CLIENTS))
+    put("metrics of prefill before the load", disaggregated.transfer_metrics(programs["prefill"]))
+    load = disaggregated.compare_load(topologies)
+    put("load", load)
+    for name in ("prefill", "decode"):
+        put(f"metrics of {name} after the load", disaggregated.transfer_metrics(programs[name]))
+    return [error for found in (*clients, *load.values()) for error in disaggregated.failures(found)]
+
+
 def do_pair_killed(options: argparse.Namespace, results: Results) -> None:
-    """Both sides on one GPU: each killed under load and started again, and the tokens after that."""
+    """Both sides on one GPU: under load, then each killed under load and started again, and the tokens after that."""
     put = putter("pair killed", results)
     with pair_on_one_gpu(options, results, early=False) as programs:
         unified, router = programs["unified"], programs["router"]
         put("equal tokens before", disaggregated.same_tokens(router, unified))
+        errors = load_pair(programs, put)
+        put("warm-up of the pair, 16 clients", disaggregated.warm_up(router, disaggregated.CHATTING))
         for name in ("decode", "prefill"):
             _again, found = disaggregated.killed(
                 router, programs[name], lambda name=name: programs["start"](name), options.start_timeout
             )
             put(f"killed: {name}", found)
         put("equal tokens after both", disaggregated.same_tokens(router, unified))
+    assert not errors, f"clients' requests failed with nothing killed: {errors[:4]}"
 
 
 def do_p2p(_options: argparse.Namespace, results: Results) -> None:
