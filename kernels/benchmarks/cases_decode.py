@@ -129,7 +129,11 @@ def build(
     with_peers: bool = True,
     triton_peers: bool = False,
     replay: bool = False,
+    seed: int | None = None,
 ) -> Built:
+    if seed is not None:
+        cache(256, device), cache(page_size, device)  # drawn once, so not from this seed
+        torch.manual_seed(seed)
     kwargs = arguments(device, rows, heads, page_size, live, width)
     expected = truth(kwargs)
 
@@ -176,18 +180,19 @@ def check_replay(kwargs: dict) -> None:
         assert error < TOLERANCE, f"replay at live length {live}: error {error:.2e}"
 
 
-def compile_entry(job: tuple[int, int | None]) -> None:
-    """Compile what a call with these rows and this page size needs; the disk cache hands it to the other processes."""
-    rows, page_size = job
+def compile_entry(job: tuple[int, int, int | None]) -> None:
+    """Compile what a call of this size needs; the disk cache hands it to the other processes."""
+    rows, heads, page_size = job
     device = torch.device("cuda", 0)
-    kwargs = arguments(device, rows, 16, page_size, 64, 64)
+    kwargs = arguments(device, rows, heads, page_size, 64, 64)
     decode.flash_mla_with_kvcache_sm120(**kwargs)
 
 
 def precompile() -> None:
     """Compile all entries in parallel: one after the other would take most of a run."""
-    limits = [e["max_rows"] or 200 for e in decode.config.load("decode", decode.config.arch_of(0))["entries"]]
-    jobs = [(rows, page_size) for rows in limits for page_size in (64, 2, None)]
+    entries = decode.config.load("decode", decode.config.arch_of(0))["entries"]
+    sizes = {(entry["max_rows"] or 200, entry["max_heads"]) for entry in entries}
+    jobs = [(*size, page_size) for size in sizes for page_size in (64, 2, None)]
     with multiprocessing.get_context("spawn").Pool(
         len(jobs), initializer=POOL.update, initargs=(dict.fromkeys(POOL, 4096),)
     ) as pool:
@@ -197,7 +202,16 @@ def precompile() -> None:
 def cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """``quick`` leaves out all but the target line."""
 
-    def case(group: str, rows: int, heads: int, page_size: int | None, live: int, width: int, **options) -> Case:
+    def case(
+        group: str,
+        rows: int,
+        heads: int,
+        page_size: int | None,
+        live: int,
+        width: int,
+        together: str | None = None,
+        **options,
+    ) -> Case:
         kind = {None: "SWA only", 64: "c4", 2: "c128"}[page_size]
         params = {"heads": heads, "rows": rows, "extra": kind, "live": live, "width": width}
         return Case(
@@ -205,6 +219,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
             group,
             params,
             functools.partial(build, device, rows, heads, page_size, live, width, **options),
+            together,
         )
 
     precompile()
@@ -224,7 +239,12 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
                 group = f"c128, {rows} rows: time by live length"
                 options = {"with_peers": rows == 16 and width == 4160, "replay": width == 8256 and live == 4096}
                 yield case(group, rows, 16, 2, live, width, **options)
-    for width in (64, 1024, 4096, 8192):
-        yield case("zero tax: configured maximum 8k ... 1M, 32 live", 16, 16, 2, 32, width, with_peers=False)
+    # The same rows, keys and lengths in lists of other widths; then one width four times over: no difference at all.
+    tax = {"with_peers": False, "seed": 1}
+    for rows, live in ((16, 32), (64, 32), (16, 512)):
+        for width in (max(64, live), 1024, 4096, 8192):
+            yield case("zero tax: configured maximum", rows, 16, 2, live, width, f"{rows} rows, {live} live", **tax)
+    for _ in range(4):
+        yield case("zero tax: control", 16, 16, 2, 32, 1024, "16 rows, 32 live, 1,024 wide each time", **tax)
     for rows in (128, 512, 2048, 8192):
         yield case("prefill rows, 16 heads, 128 SWA + 512 c4", rows, 16, 64, 512, 512, with_peers=rows < 2048)

@@ -222,20 +222,30 @@ def _build(
 
 
 def cases(device: torch.device, quick: bool) -> Iterator[Case]:
-    """The tables "decode", "maximum" (same lengths, other configured maxima) and "prefill"."""
+    """The tables "decode", "zero tax" (same lengths, other configured maxima) and "prefill"."""
 
-    def case(group: str, params: dict[str, object], *args: object, **options: object) -> Case:
-        return Case("indexer", group, params, lambda: _build(*args, device, **options))
+    def case(
+        group: str, params: dict[str, object], *args: object, together: str | None = None, **options: object
+    ) -> Case:
+        return Case("indexer", group, params, lambda: _build(*args, device, **options), together)
 
     for rows, length in POINTS if quick else POINTS + EXTRA_POINTS:
         params = {"rows": rows, "c4_length": length, "k": 512}
         yield case("decode", params, [length] * rows, max(131072, length), 512)
     for rows, length in ((16, 2048), (4, 131072)):
         yield case("decode", {"rows": rows, "c4_length": length, "k": 1024}, [length] * rows, 131072, 1024)
+    alone = {"with_peers": False}
     for rows, length in ((16, 128), (16, 2048), (64, 2048)):
         for maximum in MAXIMA:
             params = {"rows": rows, "c4_length": length, "max_c4": maximum}
-            yield case("maximum", params, [length] * rows, maximum, 512, with_peers=False)
+            together = f"{rows} rows of {length:,}"
+            yield case(
+                "zero tax: configured maximum", params, [length] * rows, maximum, 512, together=together, **alone
+            )
+    for _ in range(4):
+        params = {"rows": 64, "c4_length": 2048, "max_c4": 32768}
+        together = "64 rows of 2,048, 32,768 wide each time"
+        yield case("zero tax: control", params, [2048] * 64, 32768, 512, together=together, **alone)
     if not quick:
         rows, length = 8192, 32768
         params = {"rows": rows, "c4_length": length, "max_c4": 131072}

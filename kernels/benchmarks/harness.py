@@ -1,6 +1,8 @@
 """Verify, then time. A result that was not verified gets no time."""
 
 import os
+import random
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,12 +41,16 @@ class Built:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a table. ``group`` names the table; ``build`` allocates, so that one case is alive at a time."""
+    """One line of a table. ``group`` names the table; ``build`` allocates, so that one case is alive at a time.
+
+    Consecutive cases with the same ``together`` are alive at once and timed in turn: their differences are what counts.
+    """
 
     op: str
     group: str
     params: dict[str, object]
     build: Callable[[], Built]
+    together: str | None = None
 
 
 class CaseModule(Protocol):
@@ -75,6 +81,55 @@ def graph_median_us(run: Callable[[], object], rep_ms: int = 40) -> float:
     run()
     torch.cuda.synchronize()
     return do_bench_cudagraph(run, rep=rep_ms, return_mode="median") * 1e3
+
+
+def interleaved_us(runs: list[Callable[[], object]], rounds: int = 400, calls: int = 20) -> list[list[float]]:
+    """Microseconds of one call of each of ``runs`` in each round.
+
+    All are captured first, ``calls`` to a graph; a round replays every graph once, in an order of its own, so that
+    clocks and neighbours treat all alike.
+    """
+    graphs = []
+    for run in runs:
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                run()
+        graphs.append(graph)
+    shuffle = random.Random(0).shuffle
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        order = list(range(len(runs)))
+        shuffle(order)
+        for index in order:
+            start.record()
+            graphs[index].replay()
+            end.record()
+            end.synchronize()
+            times[index].append(start.elapsed_time(end) * 1e3 / calls)
+    return times
+
+
+def spread_percent(times: list[list[float]], draws: int = 1000) -> tuple[float, float, float]:
+    """How far the medians of ``times`` are apart, in percent of the smallest, with the 95 % interval of a bootstrap.
+
+    A draw takes as many rounds as there were, with replacement, the same ones of every contender.
+    """
+
+    def spread(samples: list[list[float]]) -> float:
+        medians = [statistics.median(sample) for sample in samples]
+        return (max(medians) / min(medians) - 1) * 100
+
+    generator, rounds = random.Random(0), len(times[0])
+    drawn = []
+    for _ in range(draws):
+        chosen = generator.choices(range(rounds), k=rounds)
+        drawn.append(spread([[sample[i] for i in chosen] for sample in times]))
+    drawn.sort()
+    return spread(times), drawn[round(0.025 * (draws - 1))], drawn[round(0.975 * (draws - 1))]
 
 
 def copy_bandwidth() -> float:

@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks import cases_decode, run
+from benchmarks import cases_decode, harness, run
 from benchmarks.harness import Built, Case, Contender
 
 
@@ -30,3 +30,20 @@ def test_an_unverified_result_gets_no_time() -> None:
     assert record["times"] == {} and set(record["failures"]) == {"ours", "inexact", "wrong"}
     env = {"gpu": "none", "torch": "", "triton": "", "package": "", "copy_bandwidth_gb_s": 1}
     assert run.markdown([record], env).count("unverified") == 3
+
+
+def test_cases_timed_in_turn_get_medians_and_their_spread(monkeypatch) -> None:
+    """The one that fails its check gets no time and does not keep the others from theirs."""
+    samples = [[10.0, 11.0, 12.0] * 20, [11.0, 12.0, 13.0] * 20]
+    monkeypatch.setattr(harness, "interleaved_us", lambda runs: samples[: len(runs)])
+
+    def case(width: int, error: float) -> Case:
+        return Case("decode", "zero tax", {"width": width}, lambda: Built(Contender(list, lambda: error, 1e-2)), "both")
+
+    records = run.measure_together([case(1, 1e-3), case(2, 0.5), case(3, 1e-3)])
+    assert [r["times"].get("ours") for r in records] == [11.0, None, 12.0]
+    low, high = records[0]["together"]["spread_95"]
+    assert low <= records[0]["together"]["spread_percent"] <= high
+    assert round(records[0]["together"]["spread_percent"], 2) == round(100 / 11, 2)
+    env = {"gpu": "none", "torch": "", "triton": "", "package": "", "copy_bandwidth_gb_s": 1}
+    assert "both, 60 rounds: medians 9.09 % apart" in run.markdown(records, env)

@@ -24,6 +24,7 @@ ENTRY = {
     "ctas_per_sm": 4,
     "max_splits": 8,
     "merge": "fused",
+    "merge_dims": 512,
     "pdl": False,
     "partials": "bf16",
     "prefetch": False,
@@ -64,6 +65,11 @@ def example(device: str, kind: str = "c4", rows: int = 2, heads: int = 8, width:
 @pytest.mark.parametrize("merge", ["fused", "kernel"])
 def test_every_cache_kind(device: str, kind: str, merge: str) -> None:
     check(example(device, kind, rows=3), merge=merge)
+
+
+@pytest.mark.parametrize("dims", [128, 256])
+def test_a_merge_by_several_programs_a_head(device: str, dims: int) -> None:
+    check(example(device, rows=3), merge="kernel", merge_dims=dims)
 
 
 @pytest.mark.parametrize("heads", [16, 32])

@@ -260,7 +260,7 @@ def aot_cases(arch: str) -> Iterator[AotCase]:
                     fn=kernel.merge_kernel,
                     signature={name: signature[name] for name in names + numbers},
                     constexprs={name: constexprs[name] for name in flags}
-                    | {"BLOCK_S": kernel.merge_block(entry["max_splits"])},
+                    | {"BLOCK_S": kernel.merge_block(entry["max_splits"]), "BLOCK_D": entry["merge_dims"]},
                     divisible=("width", "extra_width"),
                     tensor_cores=False,
                 )

@@ -359,9 +359,10 @@ def merge_kernel(
     BLOCK_N: tl.constexpr,
     MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge the partials of one (row, head); a row that needed one split was written by it."""
+    """Merge ``BLOCK_D`` dims of the partials of one (row, head); a row that needed one split was written by it."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     _, total = live_tiles(length_ptr, row, width, BLOCK_N, HAS_LENGTH)
@@ -376,7 +377,7 @@ def merge_kernel(
     split = tl.arange(0, BLOCK_S)
     valid = split < live
     source = (row * splits + split) * heads + head
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     lse = tl.load(lse_ptr + source, mask=valid, other=float("-inf"))
     partial = tl.load(partial_ptr + source[:, None] * HEAD_DIM + dim[None, :], mask=valid[:, None], other=0.0)
     m = tl.max(lse, 0)
@@ -473,7 +474,7 @@ def launch(
         **flags,
     )
     if splits > 1 and not fused:
-        merge_kernel[(rows, heads)](
+        merge_kernel[(rows, heads, dim // entry["merge_dims"])](
             topk_length,
             extra_topk_length,
             attn_sink,
@@ -486,7 +487,8 @@ def launch(
             splits,
             BLOCK_N=block_n,
             MIN_TILES=entry["min_tiles"],
-            BLOCK_S=merge_block(splits),
+            BLOCK_S=merge_block(entry["max_splits"]),
+            BLOCK_D=entry["merge_dims"],
             PDL=pdl,
             num_warps=4,
             launch_pdl=pdl,
