@@ -83,10 +83,10 @@ class SiteHost:
         """Remove the lab."""
         self.lab("down")
 
-    def shell(self, command: str, status: int | None = 0, host: str = "lab1") -> str:
+    def shell(self, command: str, status: int | None = 0, host: str = "lab1", timeout: float = 120) -> str:
         """Run a command on a host past ssh; status None accepts any exit status."""
         words = [sys.executable, CHECKOUT / "lab" / "lab", "shell", host, "--", "sh", "-c", command]
-        done = subprocess.run(words, env=self.environment, text=True, capture_output=True, timeout=120, check=False)
+        done = subprocess.run(words, env=self.environment, text=True, capture_output=True, timeout=timeout, check=False)
         assert status is None or done.returncode == status, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 

@@ -127,7 +127,7 @@ def arguments_of(host: SiteHost) -> list[str]:
 @pytest.mark.thorough
 def test_an_edited_launch_script_is_put_back_and_so_is_what_it_started(host: SiteHost) -> None:
     host.shell("sed -i 's/--context-length 8192/--context-length 2048/' /opt/sglang/current/launch-unified.sh")
-    host.shell(f"systemctl restart {ENGINE}")
+    host.shell(f"systemctl restart {ENGINE}", timeout=START_SECONDS)
     edited = host.main_pid(ENGINE)
     # What systemd says of somebody else's unit is no reason to stop.
     host.shell(f"printf '{VENDOR_SOCKET}' > /etc/systemd/system/vendor.socket")
@@ -300,7 +300,7 @@ def test_a_hung_and_a_stopped_engine_are_told_apart(
     assert command in run.output
     shown = host.play("playbooks/doctor.yml", status=None).output.rpartition("the cause first]")[2]
     assert f"next command: {command}" in shown.partition("further findings follow from it: ")[0], shown
-    host.shell(f"systemctl {back} {ENGINE}; systemctl start {WAKE}")
+    host.shell(f"systemctl {back} {ENGINE}; systemctl start {WAKE}", timeout=START_SECONDS)
     host.shell("systemctl start sglang-canary.service")
     assert report_of(host)["ok"]
 
@@ -309,7 +309,7 @@ def test_the_canary_says_how_to_start_a_stopped_engine(host: SiteHost) -> None:
     host.shell(f"systemctl stop {ENGINE}")
     host.shell("systemctl start sglang-canary.service", status=1)
     assert report_of(host)["checks"][0]["next_command"] == f"systemctl start {ENGINE}"
-    host.shell(f"systemctl start {ENGINE}; systemctl start sglang-canary.service")
+    host.shell(f"systemctl start {ENGINE}; systemctl start sglang-canary.service", timeout=START_SECONDS)
     assert report_of(host)["ok"]
 
 
